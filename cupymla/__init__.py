@@ -20,6 +20,7 @@ __all__ = [
     "hadamard",
     "indexer_k_quant_and_cache",
     "indexer_logits",
+    "indexer_topk",
     "matrix_bd",
     "nvfp4_gemv",
     "quantize_fp8",
@@ -40,7 +41,8 @@ _ERRORS = frozenset({"CupymlaError", "InputError", "UnsupportedError", "CompileE
 
 
 def __getattr__(name: str) -> object:
-    """Bring in an operator, a companion or an error class when it is first named; from then on it is an attribute."""
+    """Bring in an operator, a related function or an error class when it is first named; from then on it is an
+    attribute."""
     # Imported here, for what stands above is what editors complete. Imports go through import_module: `from . import x`
     # asks this very function for x.
     from importlib import import_module

@@ -19,20 +19,21 @@ from .ops.work_assignment import WorkAssignment
 _MAX_CTAS = 2**31 - 1  # the extent of grid.x (CUDA C++ Programming Guide)
 
 
-class Deal(Protocol):
-    """How a kernel's work is dealt to the CTAs of a launch, as `RawKernel.deal` says it."""
+class AssignWork(Protocol):
+    """How a kernel's work is assigned to the CTAs of a launch, as `RawKernel.assign_work` says it."""
 
     def __call__(self, multiprocessors: int, **sizes: int) -> WorkAssignment:
         """The grid for a GPU with that many multiprocessors, and the fields of the record that go with it.
 
         Args:
             multiprocessors: of the GPU, which CuPy has as `cupy.cuda.Device().attributes["MultiProcessorCount"]`.
-            sizes: the keywords of `raw_deal` in the operator's `plan` module, for nvfp4_gemv `m`, `n`, `k` and
-                `batches`. The error for another word lists them.
+            sizes: the keywords of `raw_work_assignment` in the operator's `plan` module, for nvfp4_gemv `m`, `n`, `k`
+                and `batches`. The error for another word lists them.
 
         Raises:
             InputError: a size that is unknown, missing or out of range.
-            UnsupportedError: the operator's plan deals out complete calls only, or more work than a launch can have.
+            UnsupportedError: the operator's plan assigns the work of complete calls only, or more work than a launch
+                can have.
         """
         ...
 
@@ -46,7 +47,7 @@ class RawKernel(NamedTuple):
         facts: what a launch needs to know: "threads", "cluster", "smem_bytes", "parameter_bytes" and the kernel's own.
         parameters: the `ctypes.Structure` whose fields are the kernel's parameter record, which is its last parameter.
         parameter_sizes: size in bytes of every kernel parameter, in order; a 128 is a tensor map.
-        deal: gives the grid, and the fields of the record that go with it, for sizes: see `Deal`.
+        assign_work: gives the grid, and the fields of the record that go with it, for sizes: see `AssignWork`.
     """
 
     module: Any
@@ -54,7 +55,7 @@ class RawKernel(NamedTuple):
     facts: Mapping[str, int]
     parameters: type[ctypes.Structure]
     parameter_sizes: tuple[int, ...]
-    deal: Deal
+    assign_work: AssignWork
 
 
 def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> RawKernel:
@@ -85,18 +86,18 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
     source = plan.variant(target, **variant)
     record = _record(import_module(f"{package}.cuda"), source)
     compiled = build.cubin(source)
-    deal = partial(_deal, operator, source, compiled.facts)
-    return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters, deal)
+    assign_work = partial(_assign_work, operator, source, compiled.facts)
+    return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters, assign_work)
 
 
-def _deal(
+def _assign_work(
     operator: str, source: KernelSource, facts: Mapping[str, int], multiprocessors: int, **sizes: int
 ) -> WorkAssignment:
     plan = import_module(f"{registry.named(operator).module}.plan")
-    if not hasattr(plan, "raw_deal"):
+    if not hasattr(plan, "raw_work_assignment"):
         supported = "what plan.py and cuda.py of the operator do for complete calls"
-        raise UnsupportedError(f"a deal of {operator}'s work by sizes alone", source.arch, supported)
-    known = inspect.signature(plan.raw_deal).parameters
+        raise UnsupportedError(f"a work assignment of {operator} by sizes alone", source.arch, supported)
+    known = inspect.signature(plan.raw_work_assignment).parameters
     words = {word: entry for word, entry in known.items() if entry.kind is entry.KEYWORD_ONLY}
     wanted = "keywords " + ", ".join(words)
     for word, size in {"multiprocessors": multiprocessors, **sizes}.items():
@@ -111,10 +112,10 @@ def _deal(
     for word, entry in words.items():
         if entry.default is entry.empty and word not in sizes:
             raise InputError("sizes", wanted, f"no {word}", operator)
-    dealt: WorkAssignment = plan.raw_deal(source, facts, multiprocessors, **sizes)
-    if dealt.ctas > _MAX_CTAS:
-        raise UnsupportedError(f"{operator} in {dealt.ctas} CTAs", source.arch, f"up to {_MAX_CTAS}")
-    return dealt
+    assigned: WorkAssignment = plan.raw_work_assignment(source, facts, multiprocessors, **sizes)
+    if assigned.ctas > _MAX_CTAS:
+        raise UnsupportedError(f"{operator} in {assigned.ctas} CTAs", source.arch, f"up to {_MAX_CTAS}")
+    return assigned
 
 
 def _record(module: Any, source: KernelSource) -> type[ctypes.Structure]:

@@ -20,7 +20,7 @@ COMMANDS = {
     "ab": ("ab", "time kernels of two folders, or two values of a constant, in turn"),
     "profile": ("profile", "read hardware counters of benchmark cases with Nsight Compute"),
     "power": ("power", "measure what calls cost in energy"),
-    "spread": ("spread", "compare gradients from run to run"),
+    "variance": ("variance", "compare gradients from run to run"),
     "training-step": ("training_step", "time forward and backward with the distribution as one step"),
     "scaling": ("scaling", "time sparse attention over several GPUs"),
     "pages": ("pages", "renew the generated parts of the documentation"),

@@ -2,7 +2,7 @@
 folder, a constant of the operator's package set otherwise.
 
 What a change to a kernel gives is often less than what a GPU's clock does between two runs. So variants take turns in
-one process, and the spread over the turns stands beside the time.
+one process, and the variation over the rounds stands beside the time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Turns:
         case: its name.
         variant: the variant's label.
         us: median over the rounds of the median times of each, in microseconds.
-        spread: largest less smallest of these, over their median.
+        variation: largest less smallest of these, over their median.
         ratio: `us` over that of the first variant.
         same_bits: whether the outputs, and what is written beside them, are those of the first variant, bit by bit.
     """
@@ -62,7 +62,7 @@ class Turns:
     case: str
     variant: str
     us: float
-    spread: float
+    variation: float
     ratio: float
     same_bits: bool
 
@@ -72,7 +72,7 @@ def here() -> Variant:
     return Variant("here", contextlib.nullcontext)
 
 
-def kernels_of(folder: Path, option: str = "--against") -> Variant:
+def kernels_of(folder: Path, option: str = "--baseline") -> Variant:
     """Kernels compiled from another `cuda/` folder, whose parameter records must be those of this package.
 
     Raises InputError, in the name of the command's option, for a folder that holds no kernels.
@@ -189,7 +189,7 @@ def take_turns(
             case=case.name,
             variant=variant.label,
             us=round(us, 2),
-            spread=round((max(taken) - min(taken)) / us, 4),
+            variation=round((max(taken) - min(taken)) / us, 4),
             ratio=round(us / medians[0], 4),
             same_bits=same_bits(outputs[0], output),
         )
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("operators", nargs="*", metavar="OP", help="default: every operator with a kernel for this GPU")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
     parser.add_argument(
-        "--against", action="append", default=[], type=Path, metavar="CUDA", help="another cuda/ folder; repeatable"
+        "--baseline", action="append", default=[], type=Path, metavar="CUDA", help="another cuda/ folder; repeatable"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="MODULE.NAME=VALUE",
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminal = Terminal(options.json)
     work = []
     for subject in with_kernels(options.operators):
-        others = variants(subject, options.against, options.set)
+        others = variants(subject, options.baseline, options.set)
         work += [(subject, case, others) for case in measure.chosen(subject, options.case)]
     timer = Timer()
     found: list[Turns] = []
@@ -234,10 +234,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found += compare(subject, case, others, timer)
             step(case.name)
     cells = [
-        (t.case, t.variant, f"{t.us:.1f}", f"{t.ratio:.3f}", f"{t.spread:.1%}", "equal" if t.same_bits else "differ")
+        (t.case, t.variant, f"{t.us:.1f}", f"{t.ratio:.3f}", f"{t.variation:.1%}", "equal" if t.same_bits else "differ")
         for t in found
     ]
-    columns = ("case", "variant", "us", "over here", "spread of rounds", "bits")
+    columns = ("case", "variant", "us", "over here", "variation of rounds", "bits")
     terminal.table("Variants in turn", columns, cells)
     terminal.json([asdict(turns) for turns in found])
     return 0

@@ -4,8 +4,8 @@
     with emulated("sm_90a", multiprocessors=4, settings=Settings("random", seed=1)) as machine:
         reports = machine.check("sparse_mla_fwd", case)
 
-Inside the block, arrays of `machine.array` look like CuPy arrays of a CUDA device to the door, `cupymla.driver` answers
-for a GPU of that target, kernels are compiled to PTX, and a launch runs them on this machine's processor. Everything
+Inside the block, arrays of `machine.array` look like CuPy arrays of a CUDA device, `cupymla.driver` answers for a
+GPU of that target, kernels are compiled to PTX, and a launch runs them on this machine's processor. Everything
 else, from argument checks to launch configurations and tensor maps, is the code that runs on a GPU. Arrays lie between
 guard bytes, and the machine knows them, so that an access past one of them shows.
 """
@@ -500,7 +500,7 @@ def geometry_of(config: LaunchConfig) -> Geometry:
 
 def strict_settings(arch: str) -> Settings:
     """Settings that look for all that kernels for a target may not do; those for Blackwell load more than they use."""
-    plain = Settings(races="practice")
+    plain = Settings(races="hardware")
     written = arches.named(arch).capability < _BLACKWELL
     return replace(plain, checks=(*plain.checks, "written")) if written else plain
 

@@ -1,6 +1,6 @@
 """What kernels were compiled to: registers, spills, CTAs per SM, instructions; of two folders of sources side by side.
 
-    python -m cupymla_lab machine-code OP --arch SM [--define NAME=VALUE ...] [--against CUDA ...] [--out FOLDER]
+    python -m cupymla_lab machine-code OP --arch SM [--define NAME=VALUE ...] [--baseline CUDA ...] [--out FOLDER]
 
 Needs no GPU. Instructions want nvdisasm, of a CUDA toolkit or of the wheel nvidia-cuda-nvdisasm.
 """
@@ -160,10 +160,10 @@ def changes(old: str, new: str) -> str:
 def show(sources: Sequence[KernelSource], folders: Sequence[Path], out: Path | None) -> None:
     """Print a table of these variants, each as it is here and as it is in other folders. Raises CompileError.
 
-    With `out`, the SASS of what is here is written there, that of other folders into against-1, against-2, ... below.
+    With `out`, the SASS of what is here is written there, that of other folders into baseline-1, baseline-2, ... below.
     """
-    twins = [replace(source, root=str(folder.absolute())) for source in sources for folder in folders]
-    precompile([*sources, *twins])
+    others = [replace(source, root=str(folder.absolute())) for source in sources for folder in folders]
+    precompile([*sources, *others])
     places = ["here", *map(str, folders)]
     width = max(map(len, places))
     print(" " * width, *(f"{name:>12}" for name in COLUMNS))
@@ -172,7 +172,7 @@ def show(sources: Sequence[KernelSource], folders: Sequence[Path], out: Path | N
         here = made_of(source, out)
         print(f"{places[0]:{width}}", *(f"{cell:>12}" for cell in here.cells))
         for number, (folder, place) in enumerate(zip(folders, places[1:], strict=True), 1):
-            below = None if out is None else out / f"against-{number}"
+            below = None if out is None else out / f"baseline-{number}"
             if below is not None:
                 below.mkdir(exist_ok=True)
             other = made_of(replace(source, root=str(folder.absolute())), below)
@@ -194,13 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="only variants with this definition; repeatable",
     )
     parser.add_argument(
-        "--against", action="append", default=[], type=Path, metavar="CUDA", help="another cuda/ folder; repeatable"
+        "--baseline", action="append", default=[], type=Path, metavar="CUDA", help="another cuda/ folder; repeatable"
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="write SASS, a file per variant; of other folders into against-1, against-2, ... below",
+        help="write SASS, a file per variant; of other folders into baseline-1, baseline-2, ... below",
     )
     options = parser.parse_args(arguments)
     try:
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sources = operators.defining(sources, options.define)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-        show(sources, options.against, options.out)
+        show(sources, options.baseline, options.out)
     except InputError as error:
         parser.error(str(error))
     except CupymlaError as error:

@@ -1,13 +1,13 @@
 """What a call costs in energy, beside the bf16 matrix product that benchmarks are compared with.
 
     python -m cupymla_lab power --out docs/benchmarks
-    python -m cupymla_lab power OP [--case NAME] [--against FOLDER]
+    python -m cupymla_lab power OP [--case NAME] [--baseline FOLDER]
     python -m cupymla_lab power --page docs/power.md --out docs/benchmarks/h200
 
 A GPU at its power limit keeps to it by its clock, so there a call takes its energy over these watts. The first command
 calls each benchmark case again and again for some seconds and writes <out>/<gpu>/power.json, the second only shows what
 it measures, the third renews a page's table. Energy is the driver's own count, of the whole card: another process on
-it, or in another part of it, counts as well. `--against FOLDER` compares kernels of another `cuda/` folder by it, in
+it, or in another part of it, counts as well. `--baseline FOLDER` compares kernels of another `cuda/` folder by it, in
 turns.
 """
 
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("operators", nargs="*", metavar="OP", help="default: " + ", ".join(OPERATORS))
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
     parser.add_argument(
-        "--against", action="append", default=[], type=Path, metavar="FOLDER", help="another cuda/; repeatable"
+        "--baseline", action="append", default=[], type=Path, metavar="FOLDER", help="another cuda/; repeatable"
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/power.json")
     parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.page is None:
             return _measure(options)
-        if options.operators or options.case or options.against or options.commit:
+        if options.operators or options.case or options.baseline or options.commit:
             raise InputError("--page", "nothing but --out beside it", str(options.page))
         report.renew(options.page, options.out, renewed)
         return 0
@@ -321,15 +321,15 @@ def _measure(options: argparse.Namespace) -> int:
             raise InputError("OP", "one of " + ", ".join(sorted(MATRIX_BOUND)), repr(name))
     if options.case and len(operators) != 1:
         raise InputError("--case", "one operator beside it", ", ".join(operators))
-    if options.out is not None and (options.operators or options.case or options.against):
-        raise InputError("--out", "every case of these kernels: neither OP, --case nor --against", str(options.out))
+    if options.out is not None and (options.operators or options.case or options.baseline):
+        raise InputError("--out", "every case of these kernels: neither OP, --case nor --baseline", str(options.out))
     if not driver.available():
         raise UnsupportedError("measuring energy", "a machine without a CUDA GPU", "one with it")
     import cupy
 
     meter = Meter(cupy.cuda.Device().pci_bus_id)
     found: list[PowerRow] = []
-    for row in rows(operators, options.case, options.against, meter):
+    for row in rows(operators, options.case, options.baseline, meter):
         found.append(row)
         print("  ".join(cells(row)), flush=True)
     Terminal(False).table("energy", COLUMNS, [cells(row) for row in found])

@@ -166,7 +166,7 @@ def wanted(names: frozenset[str]) -> list[str]:
 
 
 def read(text: str, counts: Iterable[tuple[str, int]]) -> list[Profiled]:
-    """What Nsight Compute printed as CSV in its raw form, dealt to the cases.
+    """What Nsight Compute printed as CSV in its raw form, distributed over the cases.
 
     What is left behind them are the kernels of the matrix product that benchmarks are compared with, `CEILING`. Raises
     ValueError where there are fewer launches.

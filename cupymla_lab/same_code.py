@@ -2,13 +2,15 @@
 
     python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT
     python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT --emulated OTHER
+    python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT --renamed OLD=NEW ...
 
 CHECKOUT is one of the sources that ran. Every variant is compiled from both. Where all have the same PTX, or the same
 machine code and constants, and the same launch facts, the evidence is of the present sources as well. Of a kernel that
 was emulated, what the emulator makes of its PTX is compared instead.
 
 The second form is for a kernel that was emulated while it was compiled for target OTHER. The evidence is carried over
-to SM, and says from where.
+to SM, and says from where. The third is for kernels, files and launch facts that had other names in CHECKOUT. The
+evidence of a kernel that had another name is moved to its present one.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ from cupymla.testing import operators
 
 from . import recorder
 from .emulate.translate import translate
+
+Renames = Sequence[tuple[str, str]]
+"""What had another name in the checkout that ran: (old, new) each, of kernels, files and launch facts."""
 
 Variant = tuple[str, tuple[tuple[str, str | int], ...]]
 """What a variant is known by in every checkout: its unit and its definitions."""
@@ -79,38 +84,68 @@ def hash_there(entry: OperatorEntry, kernel: KernelEntry, checkout: Path) -> str
     return str(_said_there(entry.name, kernel, checkout)["hash"])
 
 
-def ptx_there(entry: OperatorEntry, kernel: KernelEntry, checkout: Path) -> dict[Variant, str]:
-    """The PTX of each variant of a kernel in another checkout, by that checkout's own code."""
+def ptx_there(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, renames: Renames = ()) -> dict[Variant, str]:
+    """The PTX of each variant of a kernel in another checkout, by that checkout's own code, under present names."""
     said = _said_there(entry.name, kernel, checkout, "ptx")["ptx"]
-    return {(path, tuple((name, value) for name, value in defines)): text for path, defines, text in said}
+    return {
+        (present(path, renames), tuple((name, value) for name, value in defines)): present(text, renames)
+        for path, defines, text in said
+    }
 
 
-def differing(sources: Sequence[KernelSource], checkout: Path) -> list[KernelSource]:
+def renames_of(words: Sequence[str]) -> list[tuple[str, str]]:
+    """What `--renamed` was given. Raises InputError."""
+    renames = [(old, new) for old, _, new in (word.partition("=") for word in words)]
+    if not all(old and new for old, new in renames):
+        raise InputError("--renamed", "OLD=NEW", " ".join(words))
+    return renames
+
+
+def present(text: str, renames: Renames) -> str:
+    """A text of the checkout that ran, with the names that things have here."""
+    for old, new in renames:
+        text = text.replace(old, new)
+    return text
+
+
+def former(source: KernelSource, checkout: Path, renames: Renames) -> KernelSource:
+    """A kernel of this checkout as the other one has it."""
+    back = [(new, old) for old, new in renames]
+    path, name = present(source.path, back), present(source.entry, back)
+    return replace(source, path=path, entry=name, root=str(checkout / "cuda"))
+
+
+def differing(sources: Sequence[KernelSource], checkout: Path, renames: Renames = ()) -> list[KernelSource]:
     """Variants that the two checkouts compile to different code. Raises CompileError.
 
     The same PTX is the same code; only where it differs is machine code compared.
     """
     found = []
     for source in sources:
-        there = replace(source, root=str(checkout / "cuda"))
-        if compiled_code(build.ptx(source)) == compiled_code(build.ptx(there)):
+        there = former(source, checkout, renames)
+        if compiled_code(build.ptx(source)) == compiled_code(present(build.ptx(there), renames), renames):
             continue
         made, other = build.cubin(source), build.cubin(there)
-        if (Image(made.data).machine_code(), made.facts) != (Image(other.data).machine_code(), other.facts):
+        codes = Image(made.data).machine_code(), _renamed(Image(other.data).machine_code(), renames)
+        if codes[0] != codes[1] or dict(made.facts) != _renamed(other.facts, renames):
             found.append(source)
     return found
 
 
-def compiled_code(ptx: str) -> tuple[list[str], dict[str, int]]:
-    """What ptxas is given of a kernel: the lines of its PTX that count, and its launch facts."""
+def _renamed(by_name: Mapping[str, Any], renames: Renames) -> dict[str, Any]:
+    return {present(name, renames): value for name, value in by_name.items()}
+
+
+def compiled_code(ptx: str, renames: Renames = ()) -> tuple[list[str], dict[str, int]]:
+    """What ptxas is given of a kernel: the lines of its PTX that count, and its launch facts by their present names."""
     held = {name: _bytes(size, values) for name, size, values in _FACTS.findall(ptx)}
-    return _lines_that_count(ptx), facts_of(held.get)
+    return _lines_that_count(ptx), _renamed(facts_of(held.get), renames)
 
 
-def emulated_code(ptx: str) -> tuple[list[str], dict[str, int]]:
+def emulated_code(ptx: str, renames: Renames = ()) -> tuple[list[str], dict[str, int]]:
     """What the emulator makes of a kernel: the lines of its translation that count, and its launch facts."""
     made = translate(ptx)
-    return _lines_that_count(made.text), dict(made.facts)
+    return _lines_that_count(made.text), _renamed(made.facts, renames)
 
 
 def _bytes(size: str, values: str) -> bytes:
@@ -130,17 +165,19 @@ def _lines_that_count(text: str) -> list[str]:
     return [*used, *(line for line in kept if line not in variables)]
 
 
-def differing_emulated(sources: Sequence[KernelSource], there: Mapping[Variant, str]) -> list[KernelSource]:
+def differing_emulated(
+    sources: Sequence[KernelSource], there: Mapping[Variant, str], renames: Renames = ()
+) -> list[KernelSource]:
     """Variants of which the emulator makes other code than of PTX from elsewhere, or that are not there."""
     found = []
     for source in sources:
         text = there.get((source.path, source.defines))
-        if text is None or emulated_code(build.ptx(source)) != emulated_code(text):
+        if text is None or emulated_code(build.ptx(source)) != emulated_code(text, renames):
             found.append(source)
     return found
 
 
-def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: str = "") -> None:
+def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: str = "", renames: Renames = ()) -> None:
     """Make a kernel's evidence one of the present sources.
 
     Args:
@@ -148,11 +185,13 @@ def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: st
         kernel: its kernel.
         checkout: one of the sources that ran.
         emulated: the target that they were emulated for, where it is another one.
+        renames: what has other names in the checkout.
 
     Raises InputError where it cannot be.
     """
     checkout = checkout.resolve()
-    ran_as = replace(kernel, arch=emulated) if emulated else kernel
+    back = [(new, old) for old, new in renames]
+    ran_as = replace(kernel, name=present(kernel.name, back), arch=emulated or kernel.arch)
     file = evidence.path(entry.name, ran_as)
     found = evidence.read(file)
     if found is None:
@@ -163,17 +202,21 @@ def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: st
         raise InputError("--ran", "a checkout of the sources that ran", f"{checkout}, whose sources are others")
     sources = [source for source in operators.variants(entry, [kernel.arch]) if source.entry == kernel.name]
     if found.ran == "emulated":
-        kind, changed = "emulated", differing_emulated(sources, ptx_there(entry, ran_as, checkout))
+        there = ptx_there(entry, ran_as, checkout, renames)
+        kind, changed = "emulated", differing_emulated(sources, there, renames)
     else:
-        kind, changed = "machine", differing(sources, checkout)
+        kind, changed = "machine", differing(sources, checkout, renames)
     if changed:
         raise InputError(
             "--ran", f"sources that compile to the same {kind} code", f"{len(changed)} others: {changed[0]}"
         )
-    present = evidence.current_hash(entry, kernel) or ""
-    kept = replace(found, content_hash=present, same_code_as=found.same_code_as or found.content_hash)
-    recorder.write(replace(kept, arch=kernel.arch, carried_from=found.carried_from or emulated))
+    digest = evidence.current_hash(entry, kernel) or ""
+    kept = replace(found, content_hash=digest, same_code_as=found.same_code_as or found.content_hash)
+    kept = replace(kept, kernel=kernel.name, arch=kernel.arch, carried_from=found.carried_from or emulated)
+    recorder.write(kept)
     written = evidence.path(entry.name, kernel).name
+    if ran_as.name != kernel.name:
+        file.unlink()
     print(f"{len(sources)} variants of {kernel.name} for {kernel.arch} are the same: {written} is of these sources")
 
 
@@ -185,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("arch", metavar="SM")
     parser.add_argument("--ran", type=Path, required=True, metavar="CHECKOUT")
     parser.add_argument("--emulated", default="", metavar="OTHER", help="the target that was emulated, if not SM")
+    parser.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW", help="had a name; repeatable")
     options = parser.parse_args(arguments)
     try:
         kernels = {
@@ -195,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = (options.operator, options.kernel, options.arch)
         if wanted not in kernels:
             raise InputError("KERNEL", "one that `python -m cupymla list` names", " ".join(wanted))
-        keep(*kernels[wanted], options.ran, options.emulated)
+        keep(*kernels[wanted], options.ran, options.emulated, renames_of(options.renamed))
     except (CupymlaError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

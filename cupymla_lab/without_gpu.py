@@ -43,7 +43,7 @@ MULTIPROCESSORS = (1, 132, 3)
 # few cases get many of them. The numbers are 13, so that each meets all six pairs of operands that cases go through.
 MANY_MULTIPROCESSORS = {
     "nvfp4_gemv": (1, 17, 3, 5, 2, 9, 4, 132, 7, 24, 12, 6, 11),
-    "xl_paged_attention_few": (8, 132, 24),  # its clusters want eight
+    "xl_attention_cluster": (8, 132, 24),  # its clusters want eight
 }
 MOST_FLOPS = 4e8
 TURNS = 3  # of a case that is asked for by name: one number of multiprocessors is one plan, one mode one order

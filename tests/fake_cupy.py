@@ -1,4 +1,4 @@
-"""CuPy as far as the door sees it, over host memory: arrays known by their type's name, devices, streams."""
+"""CuPy as far as argument validation sees it, over host memory: arrays known by their type's name, devices, streams."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Doubling:
 
     def prepare(self, value: int, beside: np.ndarray | None = None) -> Any:
         """With an array to write `beside`, that gets the constant in the place of what is returned."""
-        made = np.full(3, value * (plan._MERGE_PAIRS if beside is None else 1))
-        constant = plan._MERGE_PAIRS
+        made = np.full(3, value * (plan._MERGE_STEPS if beside is None else 1))
+        constant = plan._MERGE_STEPS
 
         def run() -> Any:
             self.runs += 1
@@ -58,22 +58,22 @@ class Doubling:
 def test_variants_take_turns_and_are_compared_with_the_first() -> None:
     subject = Doubling()
     case = Subject("sparse_mla_fwd").cases.BENCH[0]
-    kept = plan._MERGE_PAIRS
-    variants = [ab.here(), ab.constant(Subject("sparse_mla_fwd"), f"plan._MERGE_PAIRS={kept + 1}")]
+    kept = plan._MERGE_STEPS
+    variants = [ab.here(), ab.constant(Subject("sparse_mla_fwd"), f"plan._MERGE_STEPS={kept + 1}")]
     clock = Clock(10.0, 20.0, 12.0, 18.0, 11.0, 22.0)
     first, second = ab.take_turns(subject, case, {"value": 1}, variants, clock, rounds=3)  # type: ignore[arg-type]
-    assert (first.us, first.ratio, first.spread, first.same_bits) == (11.0, 1.0, round(2 / 11, 4), True)
-    assert (second.us, second.spread, second.same_bits) == (20.0, 0.2, False)
+    assert (first.us, first.ratio, first.variation, first.same_bits) == (11.0, 1.0, round(2 / 11, 4), True)
+    assert (second.us, second.variation, second.same_bits) == (20.0, 0.2, False)
     assert second.ratio == round(20 / 11, 4)
-    assert second.variant == f"plan._MERGE_PAIRS={kept + 1}"
-    assert (subject.runs, plan._MERGE_PAIRS) == (8, kept)
+    assert second.variant == f"plan._MERGE_STEPS={kept + 1}"
+    assert (subject.runs, plan._MERGE_STEPS) == (8, kept)
 
 
 @pytest.mark.parametrize(("step", "same"), [(0, True), (1, False)])
 def test_what_is_written_beside_the_results_is_compared_too(step: int, same: bool) -> None:
     """All variants write into the same array."""
     subject = Doubling()
-    setting = f"plan._MERGE_PAIRS={plan._MERGE_PAIRS + step}"
+    setting = f"plan._MERGE_STEPS={plan._MERGE_STEPS + step}"
     variants = [ab.here(), ab.constant(Subject("sparse_mla_fwd"), setting)]
     inputs = {"value": 1, "beside": np.zeros(2)}
     case = Subject("sparse_mla_fwd").cases.BENCH[0]
@@ -84,8 +84,8 @@ def test_what_is_written_beside_the_results_is_compared_too(step: int, same: boo
 @pytest.mark.parametrize(
     "setting",
     [
-        *("", "plan", "LIMIT=3", "plan._MERGE_PAIRS", "plan.missing=3", "nowhere.LIMIT=3"),
-        *("plan._MERGE_PAIRS=x y", "plan._MERGE_PAIRS='8'", "plan._MERGE_PAIRS=None", "plan.__name__='x'"),
+        *("", "plan", "LIMIT=3", "plan._MERGE_STEPS", "plan.missing=3", "nowhere.LIMIT=3"),
+        *("plan._MERGE_STEPS=x y", "plan._MERGE_STEPS='8'", "plan._MERGE_STEPS=None", "plan.__name__='x'"),
     ],
 )
 def test_what_is_no_setting_is_refused(setting: str) -> None:
@@ -94,7 +94,7 @@ def test_what_is_no_setting_is_refused(setting: str) -> None:
 
 
 def test_a_folder_without_kernels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--against"):
+    with pytest.raises(InputError, match="--baseline"):
         ab.kernels_of(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_kernels_of_another_folder_run(tmp_path: Path) -> None:
     np.testing.assert_array_equal(2 * ours.astype(np.float64), theirs.astype(np.float64))
 
 
-@pytest.mark.parametrize("option", [("--against", "no-kernels-here"), ("--set", "plan.no_such_constant=3")])
+@pytest.mark.parametrize("option", [("--baseline", "no-kernels-here"), ("--set", "plan.no_such_constant=3")])
 def test_a_variant_that_is_none_is_refused_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
 ) -> None:

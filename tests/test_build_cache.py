@@ -183,7 +183,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "record a list": lambda path: record(path).write_text("[1, 2]"),
     "record gone": lambda path: record(path).unlink(),
     "record of another layout": _other_record(schema=cache.SCHEMA + 1),
-    "record with wrong resources": _other_record(resources={"registers": 1, "unheard": 2}),
+    "record with wrong resources": _other_record(resources={"registers": 1, "unknown": 2}),
     "record with no seconds": _other_record(seconds=None),
     "record a folder": _folder,
 }

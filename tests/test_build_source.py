@@ -113,7 +113,7 @@ def test_a_unit_outside_its_root_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_root_is_the_same_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--against ../before/cuda` is how the docs name one."""
+    """`--baseline ../before/cuda` is how the docs name one."""
     kernel = plain(tmp_path / "before")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

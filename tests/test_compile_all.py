@@ -75,7 +75,7 @@ def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource
     assert not (static and dynamic)
     # Registers are given to warps by eights per thread.
     assert made.facts["threads"] * (-(-made.resources.registers // 8) * 8) <= 65536
-    # setmaxnreg deals out what the CTA got at launch; asked for more it waits for ever.
+    # setmaxnreg grants what the CTA got at launch; asked for more it waits for ever.
     assert made.facts.get("warpgroup_registers", 0) * 128 <= made.facts["threads"] * made.resources.registers
     assert 1 <= made.facts["cluster"] <= 16
     # The parameter record is one of the kernel's parameters; the others are 128-byte tensor maps.

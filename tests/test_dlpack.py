@@ -278,11 +278,11 @@ def test_old_producers_are_asked_again_without_a_version() -> None:
 
 
 def test_types_without_exchange_api_have_none() -> None:
-    class Strange:
+    class Invalid:
         __dlpack_c_exchange_api__ = "not a capsule"
 
     assert dlpack.exchange(np.ndarray) is None
-    assert dlpack.exchange(Strange) is None
+    assert dlpack.exchange(Invalid) is None
 
 
 @given(st.lists(st.integers(1, 5), max_size=5).map(tuple))

@@ -33,11 +33,11 @@ ERRORS: list[CupymlaError] = [
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_errors_cross_processes(error: CupymlaError, protocol: int) -> None:
     """Same class, same text and same attributes in the process that receives it, as multiprocessing needs."""
-    for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error), copy.deepcopy(error)):
-        assert type(twin) is type(error)
-        assert str(twin) == str(error)
-        assert vars(twin) == vars(error)
-        assert twin.args == error.args
+    for copied in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error), copy.deepcopy(error)):
+        assert type(copied) is type(error)
+        assert str(copied) == str(error)
+        assert vars(copied) == vars(error)
+        assert copied.args == error.args
 
 
 def test_values_are_shown_short_and_without_fail() -> None:

@@ -232,7 +232,7 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "write_without_gpu", kept.append)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
     told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
-    expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
+    expected = [("attn_dist", 4), ("attn_dist_packed", 1)]
     assert told == [("attn_dist", kernel, "emulated", cases) for kernel, cases in expected]
     assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
@@ -246,15 +246,15 @@ def test_cases_run_with_another_constant_and_leave_no_evidence(monkeypatch: pyte
     seen: list[tuple[str, str, int]] = []
 
     def run(subject: operators.Subject, kernel: KernelEntry, cases: list[Case], *_: object) -> list[object]:
-        seen.extend((kernel.arch, case.name, plan._MERGE_PAIRS) for case in cases)
+        seen.extend((kernel.arch, case.name, plan._MERGE_STEPS) for case in cases)
         return []
 
     monkeypatch.setattr(without_gpu, "run_cases", run)
     monkeypatch.setattr(without_gpu, "run_kernel", pytest.fail)
-    usual, name = plan._MERGE_PAIRS, "h16_d576_k63_q3_kv300"
-    words = ["sparse_mla_fwd", "--arch", "sm_90a", "--set", "plan._MERGE_PAIRS=7"]
+    usual, name = plan._MERGE_STEPS, "h16_d576_k63_q3_kv300"
+    words = ["sparse_mla_fwd", "--arch", "sm_90a", "--set", "plan._MERGE_STEPS=7"]
     assert without_gpu.main([*words, "--case", name]) == 0
-    assert (seen, plan._MERGE_PAIRS) == ([("sm_90a", name, 7)], usual)
+    assert (seen, plan._MERGE_STEPS) == ([("sm_90a", name, 7)], usual)
     seen.clear()
     assert without_gpu.main(words) == 0
     assert len(seen) == len(without_gpu.small_cases(operators.Subject("sparse_mla_fwd")))
@@ -316,8 +316,8 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
 ) -> None:
     monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     cases = operators.Subject("attn_dist").cases
-    joint = cases.CHOICES["attn_dist_joint"]
-    case = min((case for case in cases.CASES if cases.flops(case) > 0 and not joint.serves(case)), key=cases.flops)
+    packed = cases.CHOICES["attn_dist_packed"]
+    case = min((case for case in cases.CASES if cases.flops(case) > 0 and not packed.serves(case)), key=cases.flops)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
     ran = capsys.readouterr().out.splitlines()
     wanted = [f"attn_dist sm_90a {case.name} {n} SM {mode}" for n, mode in zip((1, 132, 3), MODES, strict=True)]

@@ -36,7 +36,7 @@ def test_import_takes_no_time() -> None:
 
 
 def test_naming_an_operator_loads_no_framework() -> None:
-    """The door looks at arrays through DLPack; it needs no framework to be there."""
+    """Argument validation looks at arrays through DLPack; it needs no framework to be there."""
     names = [entry.name for entry in registry.OPERATORS]
     assert loaded_after("import cupymla\n" + "\n".join(f"cupymla.{name}" for name in names)) == []
 

@@ -86,7 +86,7 @@ def test_a_change_is_seen_beside_what_it_changed(tmp_path: Path, capsys: pytest.
     assert changed != text
     kernel.write_text(changed)
     out = tmp_path / "sass"
-    words = ("nvfp4_gemv", *ONE, "--against", str(other), "--out", str(out))
+    words = ("nvfp4_gemv", *ONE, "--baseline", str(other), "--out", str(out))
     assert machine_code.main(words) == 0
     _, variant, here, there, *more = capsys.readouterr().out.splitlines()
     assert variant == "nvfp4_gemv sm_90 CUPYMLA_MXFP4=0 CUPYMLA_VECTORS=0 CUPYMLA_MOST_COLUMNS=1 CUPYMLA_WHOLE=0"
@@ -97,7 +97,7 @@ def test_a_change_is_seen_beside_what_it_changed(tmp_path: Path, capsys: pytest.
         assert " -> here: " in more[0] and "the same code" not in more[0]
         texts = [
             (folder / "nvfp4_gemv-sm_90-mxfp40-vectors0-most_columns1-whole0.sass").read_text()
-            for folder in (out, out / "against-1")
+            for folder in (out, out / "baseline-1")
         ]
         assert all("EXIT" in text for text in texts) and texts[0] != texts[1]
 

@@ -291,7 +291,7 @@ def test_variants_take_turns(measured: list[Any], tmp_path: Path) -> None:
     assert [row.watts for row in found[1:]] == [40.0, 110.0] * power.TURNS
 
 
-@pytest.mark.parametrize("words", [["sparse_mla_fwd"], ["--case", "long"], ["--against", "/other/cuda"]])
+@pytest.mark.parametrize("words", [["sparse_mla_fwd"], ["--case", "long"], ["--baseline", "/other/cuda"]])
 def test_a_file_is_of_all_cases(measured: list[Any], tmp_path: Path, words: list[str]) -> None:
     """Others would be lost."""
     assert power.main(["--out", str(tmp_path), *words]) == 2

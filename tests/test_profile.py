@@ -30,7 +30,7 @@ def launch(nanoseconds: float, cycles: float, **others: str) -> dict[str, str]:
     return {METRICS["us"]: f"{nanoseconds:,}", METRICS["cycles"]: f"{cycles:,}", **others}
 
 
-def test_launches_are_dealt_to_cases_and_what_is_left_is_the_ceiling() -> None:
+def test_launches_are_assigned_to_cases_and_what_is_left_is_the_ceiling() -> None:
     text = printed(launch(1500.0, 3000), launch(2000.0, 3000), launch(2500.0, 3000), launch(4000.0, 6000))
     found = profile.read(text, [("a", 1), ("b", 2)])
     assert [(case.case, [each.counters["us"] for each in case.launches]) for case in found] == [

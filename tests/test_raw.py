@@ -50,14 +50,14 @@ def test_wrong_arguments_are_named(argument: str, call: object) -> None:
 
 
 @pytest.mark.compile
-def test_deal_gives_the_grid_and_its_fields(no_module: None) -> None:
+def test_work_assignment_gives_the_grid_and_its_fields(no_module: None) -> None:
     kernel = cupymla.raw_module("nvfp4_gemv", arch="sm_90a", n=4)
-    dealt = kernel.deal(132, m=7168, n=4, k=2048, batches=4)
-    assert dealt.ctas == 132
-    assert dealt.fields.keys() <= {field[0] for field in kernel.parameters._fields_}
-    assert dealt.fields["parts"] * 4 == dealt.fields["items"] == 132
-    assert dealt.fields["part_rows"] * dealt.fields["parts"] + dealt.fields["long_parts"] == 7168
-    kernel.parameters(**dealt.fields)
+    assigned = kernel.assign_work(132, m=7168, n=4, k=2048, batches=4)
+    assert assigned.ctas == 132
+    assert assigned.fields.keys() <= {field[0] for field in kernel.parameters._fields_}
+    assert assigned.fields["parts"] * 4 == assigned.fields["items"] == 132
+    assert assigned.fields["part_rows"] * assigned.fields["parts"] + assigned.fields["long_parts"] == 7168
+    kernel.parameters(**assigned.fields)
 
 
 @pytest.mark.compile
@@ -75,7 +75,7 @@ def test_deal_gives_the_grid_and_its_fields(no_module: None) -> None:
 )
 def test_wrong_sizes_are_named(no_module: None, argument: str, multiprocessors: int, sizes: dict[str, int]) -> None:
     with pytest.raises(InputError) as caught:
-        cupymla.raw_module("nvfp4_gemv", arch="sm_90a", n=4).deal(multiprocessors, **sizes)
+        cupymla.raw_module("nvfp4_gemv", arch="sm_90a", n=4).assign_work(multiprocessors, **sizes)
     assert caught.value.argument == argument
 
 
@@ -83,20 +83,20 @@ def test_wrong_sizes_are_named(no_module: None, argument: str, multiprocessors: 
 def test_a_grid_that_cannot_be_is_refused(no_module: None) -> None:
     kernel = cupymla.raw_module("attn_dist", arch="sm_90a", d_qk=512)
     with pytest.raises(UnsupportedError, match="up to 2147483647"):
-        kernel.deal(132, s_q=2**33, topk=64)
+        kernel.assign_work(132, s_q=2**33, topk=64)
 
 
 @pytest.mark.compile
-def test_an_operator_without_a_deal_by_sizes_says_so(no_module: None) -> None:
+def test_an_operator_without_a_work_assignment_by_sizes_says_so(no_module: None) -> None:
     kernel = cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=512, dtype="float16", heads=16, split=True)
     with pytest.raises(UnsupportedError, match="split=False"):
-        kernel.deal(132, s_q=1, h_q=1)
+        kernel.assign_work(132, s_q=1, h_q=1)
     with pytest.raises(InputError, match="False with heads=64"):
         cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", split=True)
-    assert cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", stage="order").deal(132, s_q=7, h_q=1).ctas == 7
+    assert cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", stage="order").assign_work(132, s_q=7, h_q=1).ctas == 7
     kernel = cupymla.raw_module("sparse_mla_bwd", arch="sm_90a")
     with pytest.raises(UnsupportedError, match=r"plan\.py"):
-        kernel.deal(132, s_q=1)
+        kernel.assign_work(132, s_q=1)
 
 
 def test_target_without_a_kernel() -> None:

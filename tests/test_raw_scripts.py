@@ -69,7 +69,7 @@ def test_attention_on_its_own_gets_the_bits_of_the_call(monkeypatch: pytest.Monk
         (
             "attn_dist",
             "h8_d576_k130_q3_kv300",
-            {"d_qk": 576, "pass_heads": 64},
+            {"d_qk": 576, "block_heads": 64},
             {"s_q": 3, "topk": 130},
         ),
         (
@@ -99,7 +99,7 @@ def test_a_deal_by_sizes_is_that_of_the_call(
             machine.check(operator, found)
         assert [program.name for program in machine.kernels] == [kernel.entry] == [source.entry]
         (geometry,), (content,) = machine.launches, records
-    dealt = kernel.deal(7, **sizes)
+    assigned = kernel.assign_work(7, **sizes)
     record = kernel.parameters.from_buffer_copy(content)
-    assert geometry.grid == (dealt.ctas, 1, 1)
-    assert dealt.fields == {name: getattr(record, name) for name in dealt.fields}
+    assert geometry.grid == (assigned.ctas, 1, 1)
+    assert assigned.fields == {name: getattr(record, name) for name in assigned.fields}

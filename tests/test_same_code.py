@@ -52,10 +52,10 @@ def test_evidence_names_what_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(InputError, match="whose sources are others"):
         same_code.keep(ENTRY, KERNEL, tmp_path)
     monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: "before")
-    monkeypatch.setattr(same_code, "differing", lambda sources, place: list(sources)[:1])
+    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: list(sources)[:1])
     with pytest.raises(InputError, match="the same machine code"):
         same_code.keep(ENTRY, KERNEL, tmp_path)
-    monkeypatch.setattr(same_code, "differing", lambda sources, place: [])
+    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: [])
     same_code.keep(ENTRY, KERNEL, tmp_path)
     kept = evidence.read(folder / "kept.json")
     assert kept is not None and kept.same_code_as == "before"
@@ -93,7 +93,7 @@ def test_what_was_emulated_for_another_target_says_so(monkeypatch: pytest.Monkey
     (tmp_path / "sm_100a.json").write_text(json.dumps(asdict(emulated)))
     with pytest.raises(InputError, match="the same emulated code, got 4 others"):
         carry()
-    monkeypatch.setattr(same_code, "differing_emulated", lambda sources, texts: [])
+    monkeypatch.setattr(same_code, "differing_emulated", lambda sources, texts, renames: [])
     carry()
     assert set(seen) == {"sm_100a"}
     kept = evidence.read(tmp_path / "sm_100f.json")
@@ -181,3 +181,56 @@ def test_a_checkout_tells_the_hash_of_its_own_sources() -> None:
 def test_a_kernel_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert same_code.main(["nvfp4_gemv", "nothing", "sm_90", "--ran", "."]) == 2
     assert "python -m cupymla list" in capsys.readouterr().err
+
+
+FORMER = "nvfp4_former"
+RENAMES = ((FORMER, "nvfp4_swizzle"),)
+
+
+def test_names_of_the_checkout_that_ran_become_the_present_ones(tmp_path: Path) -> None:
+    """And back: its kernels are compiled under the names that they had."""
+    source = replace(SWIZZLE, path="nvfp4_gemv/sm80/nvfp4_swizzle.cu")
+    there = same_code.former(source, tmp_path, RENAMES)
+    assert (there.path, there.entry, there.defines) == (f"nvfp4_gemv/sm80/{FORMER}.cu", FORMER, source.defines)
+    assert there.root == str(tmp_path / "cuda")
+    assert same_code.present(f".entry {FORMER}(.param {FORMER}_param_0)", RENAMES).count("nvfp4_swizzle") == 2
+    with pytest.raises(InputError, match="--renamed"):
+        same_code.renames_of(["old="])
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("as_machine_code", [False, True])
+def test_a_kernel_of_another_name_has_the_same_code(
+    as_machine_code: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its PTX, and in sections of machine code, which are named after kernels. No other change hides behind it."""
+    names = edited(tmp_path / "names", "nvfp4_swizzle(", f"{FORMER}(")
+    file = names / "cuda" / SWIZZLE.path
+    numbers = tmp_path / "numbers"
+    shutil.copytree(names, numbers)
+    text = file.read_text()
+    assert "(params.columns + 3) / 4" in text
+    (numbers / "cuda" / SWIZZLE.path).write_text(
+        text.replace("(params.columns + 3) / 4", "(params.columns + 4) / 4", 1)
+    )
+    if as_machine_code:
+        monkeypatch.setattr(same_code, "compiled_code", lambda *_: object())
+    assert same_code.differing([SWIZZLE], names, RENAMES) == []
+    assert same_code.differing([SWIZZLE], numbers, RENAMES) == [SWIZZLE]
+
+
+def test_evidence_of_a_kernel_moves_to_its_present_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = evidence.read(evidence.path("nvfp4_gemv", KERNEL))
+    assert found is not None
+    monkeypatch.setattr(evidence, "path", lambda operator, kernel, where=tmp_path: where / f"{kernel.name}.json")
+    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+    monkeypatch.setattr(recorder.write, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: "before")
+    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: [])
+    former = replace(found, kernel="former", content_hash="before", same_code_as="")
+    (tmp_path / "former.json").write_text(json.dumps(asdict(former)))
+    same_code.keep(ENTRY, KERNEL, tmp_path, renames=[("former", "nvfp4_gemv")])
+    assert [file.name for file in tmp_path.iterdir()] == ["nvfp4_gemv.json"]
+    kept = evidence.read(tmp_path / "nvfp4_gemv.json")
+    assert kept is not None and (kept.kernel, kept.same_code_as) == ("nvfp4_gemv", "before")
+    assert kept.content_hash == evidence.current_hash(ENTRY, KERNEL)

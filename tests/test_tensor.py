@@ -1,4 +1,4 @@
-"""The door, inwards: every array is seen as what it is, or refused by name."""
+"""Arrays, inwards: every one is seen as what it is, or refused by name."""
 
 from __future__ import annotations
 

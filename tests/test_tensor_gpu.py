@@ -1,7 +1,8 @@
-"""The door on a real GPU: kernels see each framework's data when it is ready, and frameworks see complete results.
+"""Arrays on a real GPU: kernels see each framework's data when it is ready, and frameworks see complete
+results.
 
-Each test launches a kernel that adds one, on whatever stream the door chooses, behind work that takes long enough for
-a missing order to show.
+Each test launches a kernel that adds one, on whatever stream the call chooses, behind work that takes long enough
+for a missing order to show.
 """
 
 from __future__ import annotations

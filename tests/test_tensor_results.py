@@ -1,4 +1,4 @@
-"""The door, outwards: results come back as the caller's own kind, in the order of the right streams."""
+"""Arrays, outwards: results come back as the caller's own kind, in the order of the right streams."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.mla_cache.formats import SCALE_RULES
-from cupymla.ops.nvfp4_gemv import door, formats
+from cupymla.ops.nvfp4_gemv import formats, validation
 from cupymla.ops.topk.spec import ORDERS
 from cupymla.ops.xl_paged_attention import checks, paging
 from cupymla.ops.xl_paged_attention import spec as xl
@@ -66,7 +66,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "kv_layout": paging.LAYOUTS,
     "kv_dtype": (*checks.FLOATS, *checks.FP8),
     "format": tuple(each.name for each in formats.FORMATS),
-    "scale_layout": door.SCALE_LAYOUTS,
+    "scale_layout": validation.SCALE_LAYOUTS,
     "normalize": ("l1",),
     "scale_rule": SCALE_RULES,
     "dkv_dtype": ("float32",),

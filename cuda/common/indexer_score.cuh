@@ -13,6 +13,14 @@
 
 namespace cupymla::indexer {
 
+// The causal limit: this many keys are complete at a query's position, at most `keys`. The quotient is a floor, also of
+// a negative position.
+__device__ __forceinline__ int32_t causal_end(int64_t q_start, int64_t query, int64_t k_stride, int32_t keys) {
+  const int64_t position = q_start + query + 1;
+  const int64_t limit = position <= 0 ? 0 : position / k_stride;
+  return limit < keys ? static_cast<int32_t>(limit) : keys;
+}
+
 __device__ __forceinline__ float head_weight(float weight, float q_scale) { return __fmul_rn(weight, q_scale); }
 
 // `floor`: 0, or -inf where there is no ReLU.

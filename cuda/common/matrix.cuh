@@ -29,14 +29,6 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, u
                : "memory");
 }
 
-// The same, each tile transposed: lane l gives the address of column l % 8 of tile l / 8.
-__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
-                                                           uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
-               "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
-}
-
 // A tile transposed among the lanes of a warp.
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t tile) {
   uint32_t transposed;

@@ -16,8 +16,4 @@ __device__ __forceinline__ void reduce_add_float(float* address, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
-// What this thread has read and written, reductions among it, comes before what it tells others afterwards, all over
-// the GPU (PTX ISA, "fence").
-__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 }  // namespace cupymla

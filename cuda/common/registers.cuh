@@ -11,13 +11,13 @@ namespace cupymla {
 __host__ __device__ constexpr int pool_registers(int threads) { return 65536 / threads / 8 * 8 * threads / 128; }
 
 template <uint32_t kRegisters>
-__device__ __forceinline__ void registers_give_back() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 template <uint32_t kRegisters>
-__device__ __forceinline__ void registers_take() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }

@@ -1,5 +1,5 @@
-// What a CTA of a sparse MLA kernel works on: which queries, and which slots of a query can be valid. Valid slots are
-// defined in the operators' READMEs.
+// What a CTA of a sparse MLA kernel works on: which queries, and which entries of a query can be valid. Valid entries
+// are defined in the operators' READMEs.
 #pragma once
 
 #include "types.cuh"
@@ -27,23 +27,23 @@ struct QueryPosition {
       : batch(static_cast<int32_t>(token / params.s_q)), query(static_cast<int32_t>(token % params.s_q)) {}
 };
 
-// One query, and which of its slots can be valid.
-template <int kBlockSlots>
+// One query, and which of its entries can be valid.
+template <int kBlockKeys>
 struct SparseQuery : QueryPosition {
-  int32_t slots;        // slots that can be valid: min(topk, topk_length)
+  int32_t entries;      // entries that can be valid: min(topk, topk_length)
   int32_t blocks;       // KV blocks that hold them
   uint32_t token_limit; // token t can be valid when (uint32_t)t < token_limit
 
   template <typename Parameters>
   __device__ __forceinline__ SparseQuery(const Parameters& params, uint32_t token)
-      : SparseQuery(params, token, read_slots(params, QueryPosition(params, token))) {}
+      : SparseQuery(params, token, read_entries(params, QueryPosition(params, token))) {}
 
-  // With what `read_slots` gave. Threads that wait for each other must have one answer, whoever writes to topk_length
+  // With what `read_entries` gave. Threads that wait for each other must have one answer, whoever writes to topk_length
   // meanwhile.
   template <typename Parameters>
-  __device__ __forceinline__ SparseQuery(const Parameters& params, uint32_t token, int32_t slots)
-      : QueryPosition(params, token), slots(slots) {
-    blocks = (slots + kBlockSlots - 1) / kBlockSlots;
+  __device__ __forceinline__ SparseQuery(const Parameters& params, uint32_t token, int32_t entries)
+      : QueryPosition(params, token), entries(entries) {
+    blocks = (entries + kBlockKeys - 1) / kBlockKeys;
 
     int64_t limit = params.s_kv;
     if (params.causal != 0) {
@@ -55,7 +55,7 @@ struct SparseQuery : QueryPosition {
   }
 
   template <typename Parameters>
-  static __device__ __forceinline__ int32_t read_slots(const Parameters& params, const QueryPosition& position) {
+  static __device__ __forceinline__ int32_t read_entries(const Parameters& params, const QueryPosition& position) {
     if (params.topk_length == nullptr) return params.topk;
     const int64_t place = position.batch * params.topk_length_batch + position.query * params.topk_length_query;
     return max(0, min(params.topk, params.topk_length[place]));

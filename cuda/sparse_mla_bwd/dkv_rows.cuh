@@ -28,7 +28,7 @@ __device__ __forceinline__ void zero(const Parameters& params) {
   for (int64_t row = first_row(); row < params.query_end; row += row_stride()) {
     float* start = params.attn_dist + row / params.s_q * params.attn_dist_batch +
                    row % params.s_q * params.attn_dist_query;
-    for (int32_t slot = lane; slot < params.topk; slot += 32) start[slot] = 0.f;
+    for (int32_t entry = lane; entry < params.topk; entry += 32) start[entry] = 0.f;
   }
 }
 

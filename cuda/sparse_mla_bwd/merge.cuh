@@ -1,12 +1,12 @@
-// Stage `merge`: for each bunch of neighbouring queries, which rows they have in all and which of them each query has.
-// Rows are listed in the order of tokens; behind them come those that a query names once more. Stage `sort`
-// (token_order.cuh) is the same for bunches of one query.
+// Stage `merge`: for each query group of neighbouring queries, which rows they have in all and which of them each query
+// has. Rows are listed in the order of tokens; behind them come those that a query names once more. Stage `sort`
+// (token_order.cuh) is the same for query groups of one query.
 #pragma once
 
 #include "../common/math.cuh"
 #include "../common/grid_dependency.cuh"
 #include "../common/warp.cuh"
-#include "bunch.cuh"
+#include "query_group.cuh"
 #include "dkv_rows.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -15,92 +15,92 @@ constexpr int kMergeThreads = 512;
 
 template <int kQueries>
 struct MergeStorage {
-  static constexpr int kWords = (kQueries == 1 ? kMaxTokensAlone : kMaxTokens) / 32;
-  uint32_t members[kQueries][kWords];           // one bit for each token that a query has a valid slot for
+  static constexpr int kWords = (kQueries == 1 ? kMaxTokensSingle : kMaxTokens) / 32;
+  uint32_t members[kQueries][kWords];           // one bit for each token that a query has a valid entry for
   uint32_t before[kWords];                      // rows listed before those of the word
   uint32_t warp_rows[kMergeThreads / 32];
-  uint32_t repeated;                            // entries of tokens that a query has named before
-  uint32_t apart;                               // kApart where a row has numbers that are not finite, else 0
+  uint32_t repeated;                            // row entries of tokens that a query has named before
+  uint32_t non_finite;                          // kNonFinite where a row has numbers that are not finite, else 0
 };
 
-// A CTA to a bunch.
+// A CTA to a query group.
 template <int kQueries>
 struct Merge {
-  static constexpr int kOwn = kMaxEntries / kQueries / kMergeThreads;  // slots of a query that a thread has
+  static constexpr int kOwn = kMaxEntries / kQueries / kMergeThreads;  // entries of a query that a thread has
 
   MergeStorage<kQueries>& storage;
   const Parameters& params;
-  const Bunch<kQueries> bunch;
-  int32_t tokens[kQueries][kOwn];  // of this thread's slots, -1 where there is none or it is not valid
-  uint32_t named_before = 0;       // one bit for each of them: another slot of the query was first
+  const QueryGroup<kQueries> query_group;
+  int32_t tokens[kQueries][kOwn];  // of this thread's entries, -1 where there is none or it is not valid
+  uint32_t named_before = 0;       // one bit for each of them: another entry of the query was first
 
   __device__ __forceinline__ Merge(MergeStorage<kQueries>& storage, const Parameters& params)
       : storage(storage),
         params(params),
-        bunch(params, params.query_begin + blockIdx.x) {}
+        query_group(params, params.query_begin + blockIdx.x) {}
 
   __device__ __forceinline__ void run() {
     for (int word = threadIdx.x; word < words(); word += kMergeThreads) {
 #pragma unroll
       for (int own = 0; own < kQueries; ++own) storage.members[own][word] = 0;
     }
-    if (threadIdx.x == 0) storage.repeated = storage.apart = 0;
+    if (threadIdx.x == 0) storage.repeated = storage.non_finite = 0;
     read_tokens();
     __syncthreads();
     mark_members();
     __syncthreads();
     const uint32_t rows = list_rows();
     __syncthreads();
-    place_slots(rows);
+    place_entries(rows);
     __syncthreads();
-    if (threadIdx.x == 0) params.row_counts[blockIdx.x] = (rows + storage.repeated) | storage.apart;
+    if (threadIdx.x == 0) params.row_counts[blockIdx.x] = (rows + storage.repeated) | storage.non_finite;
   }
 
-  // An entry of the bunch's list.
-  __device__ __forceinline__ int32_t& entry(uint32_t place) const {
-    return params.rows[bunch.first_entry(params, blockIdx.x) + place];
+  // A row entry of the query group's list.
+  __device__ __forceinline__ int32_t& row_entry(uint32_t place) const {
+    return params.rows[query_group.first_row_entry(params, blockIdx.x) + place];
   }
 
   __device__ __forceinline__ int words() const { return (params.s_kv + 31) / 32; }
 
-  // Every slot once: whoever writes to the indices meanwhile, all that follows goes by what was read here.
+  // Every entry once: whoever writes to the indices meanwhile, all that follows goes by what was read here.
   __device__ __forceinline__ void read_tokens() {
 #pragma unroll
     for (int own = 0; own < kQueries; ++own) {
-      const bool exists = bunch.query + own < params.s_q;
-      const uint32_t token = static_cast<uint32_t>(bunch.batch) * params.s_q + bunch.query + own;
+      const bool exists = query_group.query + own < params.s_q;
+      const uint32_t token = static_cast<uint32_t>(query_group.batch) * params.s_q + query_group.query + own;
       const SparseQuery<64> query(params, exists ? token : 0);
       const int32_t* indices =
           params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const int32_t slot = i * kMergeThreads + threadIdx.x;
-        const int32_t named = exists && slot < query.slots ? __ldg(indices + slot) : -1;
+        const int32_t entry = i * kMergeThreads + threadIdx.x;
+        const int32_t named = exists && entry < query.entries ? __ldg(indices + entry) : -1;
         tokens[own][i] = static_cast<uint32_t>(named) < query.token_limit ? named : -1;
       }
     }
   }
 
   // Whether a row of this thread's has numbers that are not finite.
-  __device__ __forceinline__ bool names_strange_row() const {
-    const uint8_t* strange_rows = params.strange_rows + static_cast<int64_t>(bunch.batch) * params.s_kv;
-    uint32_t strange = 0;
+  __device__ __forceinline__ bool names_non_finite_row() const {
+    const uint8_t* non_finite_rows = params.non_finite_rows + static_cast<int64_t>(query_group.batch) * params.s_kv;
+    uint32_t non_finite = 0;
 #pragma unroll
     for (int own = 0; own < kQueries; ++own) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         // Without a branch, so that all loads are under way at once; where there is no token there is a mask.
         const int32_t token = tokens[own][i];
-        strange |= strange_rows[max(token, 0)] & ~(token >> 31);
+        non_finite |= non_finite_rows[max(token, 0)] & ~(token >> 31);
       }
     }
-    return strange != 0;
+    return non_finite != 0;
   }
 
   __device__ __forceinline__ void mark_members() {
     // A query by itself has no other to keep them from.
     if constexpr (kQueries > 1) {
-      if (names_strange_row()) atomicOr(&storage.apart, kApart);
+      if (names_non_finite_row()) atomicOr(&storage.non_finite, kNonFinite);
     }
 #pragma unroll
     for (int own = 0; own < kQueries; ++own) {
@@ -143,31 +143,31 @@ struct Merge {
         uint32_t queries = 0;
 #pragma unroll
         for (int own = 0; own < kQueries; ++own) queries |= (storage.members[own][word] >> bit & 1u) << own;
-        entry(place++) = make_entry_of<kQueries>(word * 32 + bit, queries);
+        row_entry(place++) = make_row_entry_of<kQueries>(word * 32 + bit, queries);
       }
     }
     return rows;
   }
 
-  // Which slot of each query an entry stands for.
-  struct alignas(2 * kQueries) Slots {
+  // Which top-k entry of each query a row entry stands for.
+  struct alignas(2 * kQueries) Entries {
     uint16_t of[kQueries];
   };
-  static_assert(kMaxEntries * sizeof(Slots) <= sizeof(MergeStorage<kQueries>::members));
+  static_assert(kMaxEntries * sizeof(Entries) <= sizeof(MergeStorage<kQueries>::members));
 
-  // Lists tokens that are named once more, and says of every entry which slots of the queries it stands for.
-  __device__ __forceinline__ void place_slots(uint32_t rows) {
-    if (params.row_slots == nullptr && named_before == 0) return;
+  // Lists tokens that are named once more, and says of every row entry which top-k entries it stands for.
+  __device__ __forceinline__ void place_entries(uint32_t rows) {
+    if (params.row_topk_entries == nullptr && named_before == 0) return;
     find_places(rows);
-    if (params.row_slots == nullptr) return;
+    if (params.row_topk_entries == nullptr) return;
     // Nobody needs the bits any more. What is put together in their place leaves in a row: two bytes here and there in
     // global memory would take L2 a sector each.
-    auto* const slots = reinterpret_cast<Slots*>(storage.members);
+    auto* const entries = reinterpret_cast<Entries*>(storage.members);
     __syncthreads();
-    const uint32_t entries = rows + storage.repeated;
+    const uint32_t row_entries = rows + storage.repeated;
     if constexpr (kQueries > 1) {
-      // A query that an entry does not stand for has no slot there.
-      for (uint32_t place = threadIdx.x; place < entries; place += kMergeThreads) slots[place] = Slots{};
+      // A query that a row entry does not stand for has no top-k entry there.
+      for (uint32_t place = threadIdx.x; place < row_entries; place += kMergeThreads) entries[place] = Entries{};
       __syncthreads();
     }
 #pragma unroll
@@ -175,15 +175,16 @@ struct Merge {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const int32_t place = tokens[own][i];
-        if (place >= 0) slots[place].of[own] = static_cast<uint16_t>(i * kMergeThreads + threadIdx.x);
+        if (place >= 0) entries[place].of[own] = static_cast<uint16_t>(i * kMergeThreads + threadIdx.x);
       }
     }
     __syncthreads();
-    auto* const to = reinterpret_cast<Slots*>(params.row_slots) + bunch.first_entry(params, blockIdx.x);
-    for (uint32_t place = threadIdx.x; place < entries; place += kMergeThreads) to[place] = slots[place];
+    auto* const to =
+        reinterpret_cast<Entries*>(params.row_topk_entries) + query_group.first_row_entry(params, blockIdx.x);
+    for (uint32_t place = threadIdx.x; place < row_entries; place += kMergeThreads) to[place] = entries[place];
   }
 
-  // Of this thread's slots that are valid the entry's place, in the place of the token.
+  // Of this thread's top-k entries that are valid the row entry's place, in the place of the token.
   __device__ __forceinline__ void find_places(uint32_t rows) {
 #pragma unroll
     for (int own = 0; own < kQueries; ++own) {
@@ -194,7 +195,7 @@ struct Merge {
         uint32_t place;
         if ((named_before >> (own * kOwn + i) & 1u) != 0) {
           place = rows + atomicAdd(&storage.repeated, 1u);
-          entry(place) = make_entry_of<kQueries>(token, 1u << own);
+          row_entry(place) = make_row_entry_of<kQueries>(token, 1u << own);
         } else {
           place = storage.before[token / 32] + __popc(any(token / 32) & ((1u << token % 32) - 1));
         }
@@ -206,7 +207,7 @@ struct Merge {
 
 // Beside `zero`: marks rows of kv that have numbers that are not finite. A warp to a row.
 template <int kDQk, typename Element>
-__device__ __forceinline__ void mark_strange_rows(const Parameters& params) {
+__device__ __forceinline__ void mark_non_finite_rows(const Parameters& params) {
   const int lane = threadIdx.x % 32;
   for (int64_t row = first_row(); row < params.kv_rows; row += row_stride()) {
     const uint8_t* start = params.kv + row / params.s_kv * params.kv_batch_bytes +
@@ -215,14 +216,14 @@ __device__ __forceinline__ void mark_strange_rows(const Parameters& params) {
     for (int chunk = lane; chunk < kDQk / 8; chunk += 32) {
       finite += dot_eight<Element>(__ldg(reinterpret_cast<const uint4*>(start) + chunk), uint4{});
     }
-    const bool strange = __any_sync(0xffffffffu, !(finite == 0.f));
-    if (lane == 0) params.strange_rows[row] = strange;
+    const bool non_finite = __any_sync(0xffffffffu, !(finite == 0.f));
+    if (lane == 0) params.non_finite_rows[row] = non_finite;
   }
 }
 
 template <int kQueries>
 __device__ __forceinline__ void merge(MergeStorage<kQueries>& storage, const Parameters& params) {
-  wait_for_grid_ahead(params.followed != 0);
+  wait_for_primary_grid(params.has_dependent != 0);
   if (params.query_begin + blockIdx.x >= params.query_end) return;
   Merge<kQueries>(storage, params).run();
 }

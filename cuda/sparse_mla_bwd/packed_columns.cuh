@@ -1,4 +1,4 @@
-// Eight float32 columns of a row in sixteen bytes: what a slot adds to dKV, where it is stored on its own and dKV has
+// Eight float32 columns of a row in sixteen bytes: what an entry adds to dKV, where it is stored on its own and dKV has
 // 16 bits (CUPYMLA_PARTIALS 2).
 //
 // The eight share an exponent, that of the largest, and are whole numbers of 15 bits, from -2^14 on: off by 2^-15 to

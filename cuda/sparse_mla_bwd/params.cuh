@@ -1,5 +1,5 @@
-// Parameter record of every stage. Its Python twin is `Parameters` in cupymla/ops/sparse_mla_bwd/cuda.py; the sizes are
-// compared when a call is bound, the fields by the tests.
+// Parameter record of every stage. Python mirrors it as `Parameters` in cupymla/ops/sparse_mla_bwd/cuda.py; the sizes
+// are compared when a call is bound, the fields by the tests.
 #pragma once
 
 #include "../common/types.cuh"
@@ -19,17 +19,17 @@ struct Parameters {
   float* d_sink;               // [h_q] or null
   float* sums;                 // [batch, s_kv, d_qk], what dkv is rounded from
   float* sink_terms;           // workspace [batch * s_q, h_q]: what each query adds to d_sink; null without a sink
-  float* partials;             // workspace [query_end - query_begin, topk, d_qk]: what each slot adds to sums
-  int32_t* row_ends;           // workspace [batch * s_kv]: where each token's part of `slot_list` ends
-  int32_t* slot_list;          // workspace [query_end - query_begin, topk]: slots by the token that they name
-  // Workspace of queries that take their rows together, or in the order of tokens (bunch.cuh): for each bunch its
-  // list, which slot of each query an entry stands for (null where nobody asks), and how many entries there are; where
-  // a bunch is one query, the distribution by entries (or null), else which rows need care.
-  int32_t* rows;               // [query_end - query_begin, queries of a bunch * topk]
-  uint16_t* row_slots;         // [query_end - query_begin, queries of a bunch * topk, queries of a bunch]
+  float* partials;             // workspace [query_end - query_begin, topk, d_qk]: what each entry adds to sums
+  int32_t* row_ends;           // workspace [batch * s_kv]: where each token's part of `entry_list` ends
+  int32_t* entry_list;         // workspace [query_end - query_begin, topk]: entries by the token that they name
+  // Workspace of packed queries, or of queries in the order of tokens (query_group.cuh): for each query group its
+  // list, which top-k entry of each query a row entry stands for (null where nobody asks), and how many entries there
+  // are; where a query group is one query, the distribution by row entries (or null), else which rows need care.
+  int32_t* rows;               // [query_end - query_begin, queries of a query group * topk]
+  uint16_t* row_topk_entries;  // [query_end - query_begin, queries of a query group * topk, queries of a query group]
   uint32_t* row_counts;        // [query_end - query_begin]
   float* listed_dist;          // [query_end - query_begin, topk]
-  uint8_t* strange_rows;       // [batch * s_kv]: not 0 for tokens whose row of kv has a number that is not finite
+  uint8_t* non_finite_rows;    // [batch * s_kv]: not 0 for tokens whose row of kv has a number that is not finite
 
   // Strides: in bytes where the name says so, in elements elsewhere.
   int64_t kv_batch_bytes, kv_token_bytes;
@@ -49,12 +49,12 @@ struct Parameters {
   int64_t kv_rows;   // batch * s_kv
 
   int32_t s_q, s_kv, h_q, topk;
-  // Queries of all batch entries that this launch takes; of `merge`, and the attention after it, bunches of them.
+  // Queries of all batch entries that this launch takes; of `merge`, and the attention after it, query groups of them.
   uint32_t query_begin, query_end;
-  int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
+  int32_t head_blocks;  // how many times a query's CTAs go through its entries, for 64 heads per CTA each time
   int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100f
   int32_t causal;     // 0 or 1
-  int32_t followed;   // 1 where another kernel of the call comes next, else 0
+  int32_t has_dependent;  // 1 where another kernel of the call comes next, else 0
   float sm_scale;
   float scale_log2;   // sm_scale * log2(e)
   float unit;         // the largest part of what turns lse into units of log2, off as scale_log2 is by its rounding
@@ -62,7 +62,7 @@ struct Parameters {
   float lse_to_log2;  // 1 for base 2, log2(e) for base e
   float sink_to_lse;  // log2(e) for base 2, 1 for base e
 
-  uint8_t* weights;  // workspace: P and dS of the slots of the launch's queries (sm90/stored_weights.cuh)
+  uint8_t* p_ds;     // workspace: P and dS of the entries of the launch's queries (sm90/stored_p_ds.cuh)
 };
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -29,7 +29,7 @@ __device__ __forceinline__ float share_beside_sink(const Parameters& params, int
   return params.attn_sink == nullptr ? 1.f : left_share(sink_excess(params, head, lse));
 }
 
-// What a query adds to d_sink of a head; nothing where no slot was valid.
+// What a query adds to d_sink of a head; nothing where no entry was valid.
 __device__ __forceinline__ void store_sink_term(const Parameters& params, const QueryPosition& query, int32_t head,
                                                 bool occupied, float delta) {
   const float share = left_share(-sink_excess(params, head, read_lse(params, query, head)));

@@ -8,8 +8,8 @@ namespace cupymla::sparse_mla_bwd {
 
 constexpr int kPackedSumThreads = 96;  // at least one for every eight channels
 
-// What a thread has of a token's sum. A pair on sm_90a stores such rows: `PackedPlaces` in sm90/pair_rows.cuh says in
-// which order of columns.
+// What a thread has of a token's sum. A cluster on sm_90a stores such rows: `PackedRowTargets` in sm90/cluster_rows.cuh
+// says in which order of columns.
 template <int kDQk>
 struct PackedSum {
   enum : int { kThreads = kPackedSumThreads };

@@ -1,8 +1,8 @@
-// Stage `sum`: what the slots of this launch's queries add to each token, in the order of the slots, so that the sums
-// have the same bits on every run. One CTA to a token.
+// Stage `sum`: what the entries of this launch's queries add to each token, in the order of the entries, so that the
+// sums have the same bits on every run. One CTA to a token.
 #pragma once
 
-#include "slot_lists.cuh"
+#include "entry_lists.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -48,11 +48,11 @@ template <typename Sum>
 struct SumRows {
   enum : int { kThreads = Sum::kThreads };
   static constexpr int kSorted = 1024;               // lists up to this length are sorted
-  static constexpr int kWindow = 32 * 1024;          // longer ones are gone through in windows of slots
+  static constexpr int kWindow = 32 * 1024;          // longer ones are gone through in windows of entries
 
   const Parameters& params;
-  int32_t (&words)[kSorted];  // in shared memory: a sorted list, or a window's slots as bits
-  const int32_t entries = slot_entries(params);
+  int32_t (&words)[kSorted];  // in shared memory: a sorted list, or a window's entries as bits
+  const int32_t entries = all_entries(params);
   Sum sum = {};
 
   // Every entry's rank is the number of smaller ones: no two are equal, unless another kernel has spoilt the list.
@@ -94,7 +94,7 @@ struct SumRows {
     const int32_t begin = row == 0 ? 0 : params.row_ends[row - 1];
     const int32_t count = min(params.row_ends[row], entries) - begin;
     if (count <= 0) return;
-    const int32_t* list = params.slot_list + begin;
+    const int32_t* list = params.entry_list + begin;
     if (count <= kSorted) {
       sort_and_add(list, count);
     } else {

@@ -13,7 +13,7 @@ constexpr float kSlack = 8.f;
 // powers of two away from it.
 constexpr float kCoarseBase = 1048576.f;
 
-// With no valid slot so far the base is -inf; any finite stand-in makes every exponential 0.
+// With no valid entry so far the base is -inf; any finite stand-in makes every exponential 0.
 __device__ __forceinline__ float finite_or_zero(float x) { return x == negative_infinity() ? 0.f : x; }
 
 // The base for a block of that maximum, given the base before it. A NaN maximum becomes the base.

@@ -8,9 +8,9 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// Over the slots of one CTA, or of all that share a query. The base in units of log2, the sum relative to it; the
+// Over the entries of one CTA, or of all that share a query. The base in units of log2, the sum relative to it; the
 // maximum in the units that scores have when it is taken, as a rounding to other units would show in max_logits.
-// Whether any slot is valid is told by the slots, not by the maximum: valid slots may all score -inf.
+// Whether any entry is valid is told by the entries, not by the maximum: valid entries may all score -inf.
 struct RowStatistics {
   float base, maximum, sum;
   bool occupied;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_statistics(const Parameters& params, const
       row.occupied ? log_sum(params, row) : positive_infinity();
 }
 
-// What turns the output accumulated relative to the base into the result; `empty` for a query without a valid slot.
+// What turns the output accumulated relative to the base into the result; `empty` for a query without a valid entry.
 template <typename Parameters>
 __device__ __forceinline__ float output_factor(const Parameters& params, int32_t head, const RowStatistics& row,
                                                float empty) {

@@ -80,6 +80,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
     "indexer_logits": _Spelling(
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)", _logits, {"causal": "causal"}
     ),
+    "indexer_topk": _Spelling(
+        r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
+        lambda size: f"{_logits(size)}, top {size['k']}",
+        {"causal": "causal"},
+    ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
     "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),
 }

@@ -85,7 +85,7 @@ class Call:
         return Call(self.name, arrays, results, self.options)
 
     def check(self) -> None:
-        """Send the call through the operator's door, with addresses that nobody reads. Raises InputError."""
+        """Send the call through the operator's validation, with addresses that nobody reads. Raises InputError."""
         declaration = declared(self.name)
         declaration.calls().read(**_placed(self), **declaration.passed(dict(self.options)))
 

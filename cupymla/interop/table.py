@@ -10,6 +10,7 @@ from ..errors import InputError
 from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
+from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
 from ..ops.mla import D_V
 from ..ops.mla_cache import paged_spec as paged_cache
 from ..ops.mla_cache import spec as mla_cache
@@ -171,6 +172,16 @@ def _index_scores(arrays: Arrays, options: Options) -> Results:
     return {"logits": Facts((*arrays["q"].shape[:-2], arrays["k"].shape[-2]), "float32")}
 
 
+def _selected_keys(arrays: Arrays, options: Options) -> Results:
+    rows = arrays["q"].shape[:-2]
+    results = {"indices": Facts((*rows, options["topk"]), "int32"), "count": Facts(rows, "int32")}
+    if options["return_values"]:
+        results["values"] = Facts((*rows, options["topk"]), "float32")
+    if options["return_lse"]:
+        results["lse"] = Facts(rows, "float32")
+    return results
+
+
 def _selection(arrays: Arrays, options: Options) -> Results:
     scores = arrays["scores"]
     row = (*scores.shape[:-1], options["topk"])
@@ -255,6 +266,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(SHIFT, _shifted),
     _declaration(BIAS, _dense_bias, replayable=False),
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
+    _declaration(INDEXER_TOPK, _selected_keys, varies=True, replayable=False, batching=Batching("q", 3, ("k",))),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
     _declaration(mla_cache.ARGUMENTS, _codes),
     _declaration(mla_cache.DEQUANTIZE, _decoded),

@@ -5,7 +5,7 @@ default and its check, and joins them:
 
     ARGUMENTS = Arguments("attn_dist", Views, Options, results=("dist",))
 
-The names and the order of everything that goes from room to room (what is remembered of a call, what the reference is
+The names and the order of everything that goes from layer to layer (what is remembered of a call, what the reference is
 given, what may not overlap, what bridges to frameworks declare) are read off it. The public signature is written out
 all the same, for those who read it; tests/ops/test_options.py holds the two together.
 

@@ -19,8 +19,8 @@ from .arguments import Arguments
 
 _LIMIT = 1024
 
-Results = Sequence[tuple[tuple[int, ...], str]]
-"""Shape and dtype label of each result."""
+Results = Sequence[tuple[tuple[int, ...], str] | None]
+"""Shape and dtype label of each result, in the order of their names; None for one that the call does not want."""
 
 
 # What operators have -------------------------------------------------------------------------------------------------
@@ -165,11 +165,12 @@ class BoundCall:
         views, self.views, self.problem = checked
         given = {name: v for name, v in zip(arguments.names, views, strict=True) if v is not None}
         self._operation = operation
-        self.results = tuple(operation.wanted(self.views, self.problem))
+        wanted = operation.wanted(self.views, self.problem)
+        self.results = tuple([result for result in wanted if result is not None])
         like = views[0]
         order = {name: number for number, name in enumerate(arguments.names) if name in given}
-        named = (*arguments.results, *("",) * len(self.results))
-        self.result_places = tuple([order.get(name) for name, _ in zip(named, self.results)])  # noqa: B905 - not all are wanted
+        named = (*arguments.results, *("",) * len(wanted))
+        self.result_places = tuple([order.get(name) for name, result in zip(named, wanted) if result is not None])  # noqa: B905 - some have no name
         places = [
             tensor.contiguous(like, shape, dtype) if place is None else views[place]
             for place, (shape, dtype) in zip(self.result_places, self.results, strict=True)
@@ -270,7 +271,7 @@ class _Bound(threading.local):
 
     Attributes:
         calls: by operator, options, layouts, devices and what addresses leave when divided by 16.
-        latest: of them, each operator's last one of the short way, with what it was found by.
+        latest: of them, each operator's last one of the fast path, with what it was found by.
     """
 
     def __init__(self) -> None:

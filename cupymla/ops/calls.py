@@ -1,4 +1,4 @@
-"""All calls of an operator: the short way, the long way, prepared, and on the CPU (docs/how_a_call_flows.md)."""
+"""All calls of an operator: the fast path, the slow path, prepared, and on the CPU (docs/how_a_call_flows.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Calls(Operation):
         self._takes_numbers = bool(self.arguments.numbers)
         self._returns_results = self.handed is None and not self.arguments.updates
 
-    # The short way: arrays of one fast framework, on the current stream, no outputs given -----------------------------
+    # The fast path: arrays of one fast framework, on the current stream, no outputs given -----------------------------
 
     def __call__(
         self,
@@ -42,12 +42,12 @@ class Calls(Operation):
                 if output is not None:
                     break
             else:
-                found = self.again(framework, inputs, options)
+                found = self.cached(framework, inputs, options)
                 if found is not None:
                     return found
         return self._once(inputs, options, outputs, check_indices, stream)
 
-    def again(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+    def cached(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
         """A call that allocates its results in a fast framework; None where it has to be looked at more closely."""
         # Types are part of it: True equals 1 and 1.0, which no option takes for each other.
         facts: list[Any] = [self, *options, *map(type, options)]
@@ -102,11 +102,11 @@ class Calls(Operation):
     def _fast(
         self, framework: fast.Framework, key: Hashable, inputs: Sequence[Any], options: Sequence[Any], index: int
     ) -> BoundCall | None:
-        """A call bound for a fast framework, kept; None for what only the long way can judge."""
+        """A call bound for a fast framework, kept; None for what only the slow path can judge."""
         seen = self._seen(inputs, ())
         if seen is None or not all_plain(options):
             return None
-        # One that the long way made is as good, and the other way round.
+        # One that the slow path made is as good, and the other way round.
         shared = self._key(seen, options)
         call = taken(shared) or kept(shared, BoundCall(self, self.checked(seen, options)))
         call.maker = framework.maker(call.results, index)
@@ -114,7 +114,7 @@ class Calls(Operation):
             call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
         return bound.keep(key, call)
 
-    # The long way: any arrays, any stream -----------------------------------------------------------------------------
+    # The slow path: any arrays, any stream ----------------------------------------------------------------------------
 
     def _once(self, inputs: Any, options: Any, outputs: Any, check_indices: object, stream: object) -> Any:
         seen = self._seen(inputs, outputs)

@@ -29,6 +29,6 @@ def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ct
     """Raise CompileError unless the parameter record has the size that the kernel was compiled with."""
     expected = facts["parameter_bytes"]
     if ctypes.sizeof(record) != expected:
-        twin = f"its twin {record.__module__}.{record.__qualname__} has {ctypes.sizeof(record)}"
+        mirrored = f"its mirrored struct {record.__module__}.{record.__qualname__} has {ctypes.sizeof(record)}"
         hint = "the tests of plans compare fields; a folder of sources with another record wants its own checkout"
-        raise CompileError(source.path, f"parameter record of {expected} bytes, {twin}; {hint}")
+        raise CompileError(source.path, f"parameter record of {expected} bytes, {mirrored}; {hint}")

@@ -1,4 +1,4 @@
-"""The one order of an index score's operations, in NumPy: twin of cuda/common/indexer_score.cuh.
+"""The one order of an index score's operations, in NumPy, as in cuda/common/indexer_score.cuh.
 
     z_h   = q_h . k
     w_h   = weight_h * q_scale_h, one rounding

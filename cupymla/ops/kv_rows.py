@@ -1,4 +1,4 @@
-"""KV as one matrix of rows, for the TMA gathers of Blackwell kernels (cuda/common/sm100/slot_gather.cuh).
+"""KV as one matrix of rows, for the TMA gathers of Blackwell kernels (cuda/common/sm100/topk_gather.cuh).
 
 A gather names rows of a two-dimensional map. Tokens of all batch entries become rows of one by counting in units of the
 greatest common divisor of both strides; such rows may overlap, which a tensor map allows.

@@ -32,7 +32,7 @@ D_QK = (576, 512)
 DTYPES = ("bfloat16", "float16")
 ROW_ALIGNMENT_BYTES = 16
 MAX_POSITION = 2**30
-"""Bound of q_start, k_stride, s_q and topk, so that positions and slots, with a block to spare, fit 32 bits."""
+"""Bound of q_start, k_stride, s_q and topk, so that positions and entries, with a block to spare, fit 32 bits."""
 MAX_KEYS = 2**31 - 1
 SCALE_BITS = 126
 """Of the bound of |sm_scale|, so that sm_scale * log2(e) is finite in fp32."""
@@ -91,7 +91,7 @@ class MlaProblem(Generic[OptionsT_co]):
         s_kv: key/value tokens (of each batch entry).
         h_q: query heads.
         d_qk: channels of a query and of a key, 576 or 512.
-        topk: slots per query.
+        topk: entries per query.
         dtype: "bfloat16" or "float16", of q, kv and every array documented to share it.
         options: the operator's.
         has_topk_length: whether rows of indices have their own lengths.
@@ -104,7 +104,7 @@ class MlaProblem(Generic[OptionsT_co]):
         query_shape: [batch,] s_q.
         head_shape: [batch,] s_q, h_q: the shape of lse, max_logits and delta.
         out_shape: [batch,] s_q, h_q, 512.
-        slot_shape: [batch,] s_q, topk: the shape of the attention distribution.
+        entry_shape: [batch,] s_q, topk: the shape of the attention distribution.
     """
 
     batch: int | None
@@ -125,7 +125,7 @@ class MlaProblem(Generic[OptionsT_co]):
     query_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     head_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     out_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    slot_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    entry_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class MlaProblem(Generic[OptionsT_co]):
         object.__setattr__(self, "query_shape", queries)
         object.__setattr__(self, "head_shape", (*queries, self.h_q))
         object.__setattr__(self, "out_shape", (*queries, self.h_q, self.d_v))
-        object.__setattr__(self, "slot_shape", (*queries, self.topk))
+        object.__setattr__(self, "entry_shape", (*queries, self.topk))
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
@@ -193,7 +193,7 @@ def _checked(
     if rows != s_q or topk < 1:
         raise InputError("indices", f"shape {wanted}", _show(indices.shape))
     if topk > MAX_POSITION:
-        raise InputError("indices", f"at most {MAX_POSITION} slots", topk)
+        raise InputError("indices", f"at most {MAX_POSITION} entries", topk)
     _check_layout(indices_shape, indices_strides, 4, "indices", "lists")
     length_strides = (0, 0)
     if topk_length is not None:
@@ -376,7 +376,7 @@ def _show(numbers: tuple[int, ...]) -> str:
 
 
 def check_index_values(views: Selection, problem: MlaProblem[MaskOptions], stream: object) -> None:
-    """Raise InputError naming the first index outside [-1, s_kv) among the slots within topk_length. Waits for
+    """Raise InputError naming the first index outside [-1, s_kv) among the entries within topk_length. Waits for
     `stream`, None for the current one, when the arrays are on a GPU."""
     s_kv = problem.s_kv
     indices, topk_length = views.indices, views.topk_length
@@ -399,7 +399,7 @@ def attributed(error: InputError, name: str) -> InputError:
     return InputError(error.argument, error.expected, error.got, name)
 
 
-class Door(Generic[ViewsT, OptionsT, ProblemT]):
+class Validation(Generic[ViewsT, OptionsT, ProblemT]):
     """The way of an operator's arguments to its problem: every check that a caller can meet."""
 
     def __init__(
@@ -488,7 +488,7 @@ class CpuOutput:
 def by_reference(
     arguments: Arguments[Any, Any],
     reference: Callable[..., Any],
-    wanted: Callable[[Any, Any], Sequence[tuple[tuple[int, ...], str]]],
+    wanted: Callable[[Any, Any], Sequence[tuple[tuple[int, ...], str] | None]],
 ) -> Callable[[Any, Any], Callable[[], Any]]:
     """What makes calls of an operator's NumPy reference ready, which takes arrays and options by name.
 
@@ -502,8 +502,9 @@ def by_reference(
         like, *_ = arguments.arrays(views)
         assert like is not None
         outputs = [
-            (CpuOutput(name, getattr(views, name), like), NUMPY_DTYPES[dtype])
-            for name, (_, dtype) in zip(arguments.results, wanted(views, problem))  # noqa: B905 - some are not wanted
+            (CpuOutput(name, getattr(views, name), like), NUMPY_DTYPES[result[1]])
+            for name, result in zip(arguments.results, wanted(views, problem))  # noqa: B905 - some are not wanted
+            if result is not None
         ]
 
         def run() -> Any:

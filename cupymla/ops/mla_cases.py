@@ -1,7 +1,7 @@
 """Problems for the MLA operators, as data, and the arrays they stand for.
 
-Correctness cases are hostile by default: a fifth of the slots hold invalid indices, INT_MIN and INT_MAX among them, and
-every row of kv that no valid slot names holds NaN or Inf. Timing cases are drawn on the device they run on.
+Correctness cases are hostile by default: a fifth of the entries hold invalid indices, INT_MIN and INT_MAX among them,
+and every row of kv that no valid entry names holds NaN or Inf. Timing cases are drawn on the device they run on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 _DRAW_BYTES = 1 << 28
 
 FEW = 40
-"""Of so many slots one is valid, where few are."""
+"""Of so many entries one is valid, where few are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,10 @@ class MlaCase(Case):
         lengths: topk_length: "none", or "hostile": random ones, INT_MIN, 0, topk + 1 and INT_MAX among them; of timing
             cases from 0 to topk.
         sink: "none", "finite", or "infinite": finite ones, +inf and -inf among them.
-        selection: what indices hold. "hostile": distinct tokens, a fifth of the slots invalid. "full": distinct
+        selection: what indices hold. "hostile": distinct tokens, a fifth of the entries invalid. "full": distinct
             tokens. "duplicates": three tokens, again and again. "empty": as hostile, but every third query has no
-            valid slot, nor has the last one. "nothing": no query has a valid slot. "few": one slot in forty is valid.
+            valid entry, nor has the last one. "nothing": no query has a valid entry. "few": one entry in forty is
+            valid.
             "overlap90": full, and neighbouring queries share nine tenths of their tokens. "sorted": full, in the order
             of tokens.
         layout: "contiguous", "strided" (every stride that may be free is, with NaN in the gaps) or "singleton" (the
@@ -73,20 +74,20 @@ class MlaCase(Case):
 
     @property
     def counting(self) -> float:
-        """Which share of its slots counts in a timing case, on average."""
+        """Which share of its entries counts in a timing case, on average."""
         share = 1.0 / FEW if self.selection == "few" else 1.0
         if self.lengths != "none":
             share /= 2
         options = self.softmax
         if options.causal and self.s_kv:
-            # Slots are random tokens, of which those up to a query's limit count.
+            # Entries are random tokens, of which those up to a query's limit count.
             limits = causal_limit(options.q_start + np.arange(self.s_q), options.k_stride) + 1
             share *= float(np.clip(limits, 0, self.s_kv).mean()) / self.s_kv
         return share
 
     @property
     def softmax(self) -> SoftmaxOptions:
-        """Those options that decide about slots, scores and lse, the ones left out as well."""
+        """Those options that decide about entries, scores and lse, the ones left out as well."""
         names = {entry.name for entry in fields(SoftmaxOptions)}
         return SoftmaxOptions(**{name: value for name, value in self.options.items() if name in names})
 
@@ -95,7 +96,7 @@ _TRAITS = frozenset(entry.name for entry in fields(MlaCase)) - {"options"}
 
 
 def sized(h: int, d: int, k: int, q: int, kv: int, suffix: str = "", intent: str = "speed", **others: Any) -> MlaCase:
-    """A case named after its sizes. Timing cases have no invalid slot unless they say so.
+    """A case named after its sizes. Timing cases have no invalid entry unless they say so.
 
     `others` are attributes of `MlaCase` and, by their own names, options of the operator.
     """
@@ -171,7 +172,7 @@ EXTREMES: tuple[MlaCase, ...] = (
     _small("options", "scale_huge", q=6, sm_scale=1e9),
     _small("options", "scale_huge_fp16", q=6, sm_scale=1e9, dtype="float16"),
 )
-"""For the forward alone: one slot takes the whole softmax, and the others' shares are rounding noise."""
+"""For the forward alone: one entry takes the whole softmax, and the others' shares are rounding noise."""
 
 SINKS: tuple[MlaCase, ...] = (
     _small("options", "sink", q=6, sink="finite"),
@@ -416,9 +417,9 @@ def _overlapping(permutation: Any, s_q: int, topk: int, xp: Any) -> Any:
 # Counts ---------------------------------------------------------------------------------------------------------------
 
 
-def slots_flops(case: MlaCase, channels: int) -> float:
-    """Arithmetic of `channels` multiply-adds for every slot and head, valid or not, as published numbers count it; of
-    timing cases that leave slots out for those that count."""
+def entries_flops(case: MlaCase, channels: int) -> float:
+    """Arithmetic of `channels` multiply-adds for every entry and head, valid or not, as published numbers count it; of
+    timing cases that leave entries out for those that count."""
     share = case.counting if case.intent == "speed" else 1.0
     return 2.0 * case.queries * case.topk * case.h_q * channels * share
 

@@ -1,4 +1,4 @@
-"""NumPy arithmetic the MLA references share: blocks of queries, the valid slots, the gather, where a kernel rounds.
+"""NumPy arithmetic the MLA references share: blocks of queries, the valid entries, the gather, where a kernel rounds.
 
 Arguments are trusted: they went through an operator's `spec.read`, or come from a test.
 """
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 Precision = Literal["float64", "same"]
 
 WORKING_SET_BYTES = 256 << 20
-"""What the temporaries of one block of queries may take; a single query whose slots need more still gets it."""
+"""What the temporaries of one block of queries may take; a single query whose entries need more still gets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What decides which slots are valid; see `valid_slots`. `topk_length` is [batch, s_q] or None."""
+    """What decides which entries are valid; see `valid_entries`. `topk_length` is [batch, s_q] or None."""
 
     indices: Array
     topk_length: Array | None
@@ -85,7 +85,7 @@ class Selection:
         if self.causal:
             positions = np.arange(queries.start, queries.stop, dtype=np.int64) + self.q_start
             limits = causal_limit(positions, self.k_stride)
-        return valid_slots(self.indices[batch, queries], self.s_kv, lengths, limits)
+        return valid_entries(self.indices[batch, queries], self.s_kv, lengths, limits)
 
     def shortened(self) -> Selection:
         """The same without the entries that lie past every `topk_length`; one is left."""
@@ -97,7 +97,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Queries of one batch entry that are computed together, with the keys of their slots.
+    """Queries of one batch entry that are computed together, with the keys of their entries.
 
     Attributes:
         batch: batch entry.
@@ -141,13 +141,13 @@ def causal_limit(positions: Array, k_stride: int) -> Array:
     return limits
 
 
-def valid_slots(indices: Array, s_kv: int, topk_length: Array | None, limits: Array | None) -> Array:
-    """The slots that count, [queries, topk].
+def valid_entries(indices: Array, s_kv: int, topk_length: Array | None, limits: Array | None) -> Array:
+    """The entries that count, [queries, topk].
 
     Args:
         indices: [queries, topk] int32, any values.
         s_kv: tokens there are.
-        topk_length: [queries], slots at or past it do not count; None for all.
+        topk_length: [queries], entries at or past it do not count; None for all.
         limits: [queries], the last key each query may see; None for no such limit.
     """
     valid: Array = (indices >= 0) & (indices < s_kv)
@@ -192,7 +192,7 @@ def blocks(
 
     Args:
         kv: [batch, s_kv, d_qk].
-        selection: the slots.
+        selection: the entries.
         heads: query heads.
         arithmetic: how the caller computes.
         score_arrays: temporaries of shape [queries, heads, width] the caller holds at a time.
@@ -220,7 +220,7 @@ def _width(valid: Array) -> int:
 
 
 def _gather(kv: Array, tokens: Array, valid: Array, arithmetic: Arithmetic) -> Array:
-    """Rows of kv at valid slots, zeros at the others, whatever the row a safe index happened to name holds."""
+    """Rows of kv at valid entries, zeros at the others, whatever the row a safe index happened to name holds."""
     if kv.shape[0] == 0:
         return np.zeros((*tokens.shape, kv.shape[1]), arithmetic.real)
     # NumPy gathers plain 16-bit integers faster than the element types of ml_dtypes.
@@ -246,7 +246,7 @@ def in_base(lse: Array, base: str) -> Array:
 
 
 def probabilities(scores: Array, lse: Array, valid: Array) -> Array:
-    """exp(scores - lse) on valid slots and 0 elsewhere; scores [queries, heads, topk], lse [queries, heads].
+    """exp(scores - lse) on valid entries and 0 elsewhere; scores [queries, heads, topk], lse [queries, heads].
 
     The mask, not the arithmetic, makes the zeros: an empty row's lse is +inf by convention and its scores are 0.
     """

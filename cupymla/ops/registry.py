@@ -1,4 +1,4 @@
-"""The list of operators. Everything that lists operators, kernels or companions reads it."""
+"""The list of operators. Everything that lists operators, kernels or related functions reads it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ class OperatorEntry:
         name: the public function's name.
         summary: one line for tables.
         kernels: its CUDA kernels; empty while it has only the NumPy reference.
-        companions: further public functions that live in the same folder.
+        related: further public functions that live in the same folder.
+        made_of: other operators whose parts and kernels it uses; those use none themselves.
         family: the name of the folder and of the page, where functions share them that none of them could name.
     """
 
     name: str
     summary: str
     kernels: tuple[KernelEntry, ...] = ()
-    companions: tuple[str, ...] = ()
+    related: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
     family: str | None = None
 
     @property
@@ -57,7 +59,7 @@ class OperatorEntry:
     @property
     def functions(self) -> tuple[str, ...]:
         """Its public functions: itself, then those that go with it."""
-        return (self.name, *self.companions)
+        return (self.name, *self.related)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse MLA attention, gradients",
         kernels=(
             KernelEntry("sparse_mla_bwd", "sm_90a"),
-            KernelEntry("sparse_mla_bwd_joint", "sm_90a"),
+            KernelEntry("sparse_mla_bwd_packed", "sm_90a"),
             KernelEntry("sparse_mla_bwd", "sm_100f"),
         ),
     ),
@@ -93,7 +95,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "attention distribution summed over heads",
         kernels=(
             KernelEntry("attn_dist", "sm_90a"),
-            KernelEntry("attn_dist_joint", "sm_90a"),
+            KernelEntry("attn_dist_packed", "sm_90a"),
             KernelEntry("attn_dist", "sm_100f"),
         ),
     ),
@@ -104,22 +106,28 @@ OPERATORS: tuple[OperatorEntry, ...] = (
             *(KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90", "sm_100f")),
             KernelEntry("nvfp4_gemv_tcgen05", "sm_100f"),
         ),
-        companions=("quantize_nvfp4", "dequantize_nvfp4", "swizzle_scales", "unswizzle_scales"),
+        related=("quantize_nvfp4", "dequantize_nvfp4", "swizzle_scales", "unswizzle_scales"),
     ),
     OperatorEntry(
         "xl_paged_attention",
         "paged decode attention with Transformer-XL relative positions",
         kernels=(
             *(KernelEntry("xl_paged_attention", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90a")),
-            KernelEntry("xl_paged_attention_few", "sm_90a"),
+            KernelEntry("xl_attention_cluster", "sm_90a"),
             KernelEntry("xl_paged_attention", "sm_100f", first="sm_80"),
         ),
-        companions=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
+        related=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
     ),
     OperatorEntry(
         "indexer_logits",
         "lightning indexer: scores of all keys",
         kernels=(KernelEntry("indexer_logits", "sm_90a"),),
+    ),
+    OperatorEntry(
+        "indexer_topk",
+        "lightning indexer: the keys that it selects",
+        kernels=(KernelEntry("indexer_topk", "sm_90a"),),
+        made_of=("indexer_logits", "topk"),
     ),
     OperatorEntry(
         "topk",
@@ -131,7 +139,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "quantize_fp8",
         "fp8 caches: quantise, write, read",
         kernels=tuple(KernelEntry("quantize_fp8", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
-        companions=("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache", "hadamard"),
+        related=("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache", "hadamard"),
         family="mla_cache",
     ),
 )

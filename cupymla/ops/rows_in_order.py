@@ -23,11 +23,11 @@ def first_of_those(queries: int, share: float) -> float:
 
 
 def found_more(problem: MlaProblem[MaskOptions], at_once: int, row_bytes: int, l2_bytes: float) -> float:
-    """By how much the share of rows that are found in L2 is larger in the order of tokens than in that of slots.
+    """By how much the share of rows that are found in L2 is larger in the order of tokens than in that of entries.
 
     Queries that began together are at about the same tokens at any time, so that of several that have a row the first
-    brings it in for the others. In the order of slots a row is found as often as there is room, for those of all batch
-    entries under way. Selections are taken to be random.
+    brings it in for the others. In the order of entries a row is found as often as there is room, for those of all
+    batch entries under way. Selections are taken to be random.
 
     Args:
         problem: with at least one token.
@@ -36,8 +36,8 @@ def found_more(problem: MlaProblem[MaskOptions], at_once: int, row_bytes: int, l
         l2_bytes: the room.
     """
     entries = max(1, min(problem.batch or 1, at_once // max(1, problem.s_q)))
-    missed_in_slots = max(0.0, 1 - l2_bytes / (entries * problem.s_kv * row_bytes))
-    return missed_in_slots - first_of_those(min(problem.s_q, max(1, at_once)), problem.topk / problem.s_kv)
+    missed_in_entries = max(0.0, 1 - l2_bytes / (entries * problem.s_kv * row_bytes))
+    return missed_in_entries - first_of_those(min(problem.s_q, max(1, at_once)), problem.topk / problem.s_kv)
 
 
 def list_strides(problem: MlaProblem[MaskOptions]) -> dict[str, int]:

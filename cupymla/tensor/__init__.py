@@ -1,4 +1,4 @@
-"""The door: other people's arrays seen as `View`s, without copies, casts or device moves.
+"""Arrays of other libraries: seen as `View`s, without copies, casts or device moves.
 
 - `view`, `view_output`: any array that speaks DLPack, by the shortest way its framework offers (`read`);
 - `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's

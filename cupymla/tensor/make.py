@@ -244,7 +244,7 @@ _CUPY_ALIGNMENT = 512  # of what CuPy's pools give
 def cupy_maker(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[], tuple[list[Any], list[int]]]:
     """A function that makes uninitialised CuPy arrays of fixed shapes and dtypes on the current device.
 
-    What `allocate` makes, the short way: ordinary calls with CuPy arrays come through here. Small ones share one
+    What `allocate` makes, the fast path: ordinary calls with CuPy arrays come through here. Small ones share one
     allocation, which takes more time than all else about an array: up to TOGETHER_BYTES, held for as long as any of
     them.
 

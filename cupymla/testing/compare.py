@@ -1,4 +1,4 @@
-"""The comparison law: what makes a kernel's result right.
+"""The accuracy criterion: what makes a kernel's result right.
 
 For each output, against the reference in float64 and the same-precision reference:
 
@@ -13,8 +13,8 @@ For each output, against the reference in float64 and the same-precision referen
 
 Outputs of integer or boolean dtype have to be equal.
 
-Source: the error law is the one FlashAttention's tests use (kernel within twice the error of a reference of the same
-precision); the similarity is the Dice coefficient of two vectors, as DeepSeek's kernel tests use it.
+Source: the error criterion is the one FlashAttention's tests use (kernel within twice the error of a reference of the
+same precision); the similarity is the Dice coefficient of two vectors, as DeepSeek's kernel tests use it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK = 1 << 18
 
 
 class Mismatch(AssertionError):
-    """A result breaks the comparison law; the message says where, what was expected and what came."""
+    """A result breaks the accuracy criterion; the message says where, what was expected and what came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "`setmaxnreg`",
         "model",
-        "on the host registers are dealt out of the CTA's pool; on a GPU every thread keeps those it was launched with",
+        "on the host registers are granted out of the CTA's pool; on a GPU a thread keeps those it was launched with",
         _begins("setmaxnreg"),
         lower_sync.registers,
     ),

@@ -1,7 +1,7 @@
 """Bulk copies: instructions that the model executes when their completion is waited for.
 
 Each form of copy in a module becomes one function that reads its operands from memory and executes the instruction as
-sm_90a has it; the model calls it by number. Cache hints are left off, `.cta_group::1` too. Copies for a pair of CTAs,
+sm_90a has it; the model calls it by number. Cache hints are left off, `.cta_group::1` too. Copies for a CTA pair,
 gathers and scatters, which sm_90a does not have, are carried out by threads; so are copies from shared memory to shared
 memory on a GPU, which only a thread of the CTA that they come from can issue. Reductions from shared memory to shared
 memory are executed when they are issued there, whatever the mode.

@@ -86,7 +86,7 @@ class EmulatedKernel:
             stream: stream address.
             settings: mode and checks.
             maps: tensor maps that the kernel reaches in other ways than as parameters of their own. Gathers and
-                copies for a pair of CTAs need to know the request behind their map.
+                copies for a CTA pair need to know the request behind their map.
 
         Raises:
             InputError: the launch cannot be, or its block needs more registers than there are; see `threads` of `load`.

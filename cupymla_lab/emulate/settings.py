@@ -72,8 +72,8 @@ class Settings:
         approximation: on the host, where in its error ex2.approx lies; a GPU's is its own.
         resident_clusters: how many clusters run at a time, 0 for all. The others begin when one ends, or are handed to
             those that ask by clusterlaunchcontrol.try_cancel. On the host only.
-        races: whether accesses to shared, Tensor and global memory that nothing orders are an error, as practice or the
-            letter of the ISA has it, and waits for an mbarrier that could miss their phase. On the host only.
+        races: whether accesses to shared, Tensor and global memory that nothing orders are an error, as hardware or the
+            specification of the ISA has it, and waits for an mbarrier that could miss their phase. On the host only.
     """
 
     mode: Mode = "eager"

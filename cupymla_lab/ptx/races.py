@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Races = Literal["unchecked", "practice", "letter"]
-"""Not at all, as hardware and CUTLASS go beyond the ISA, or to its letter: docs/emulation.md."""
+Races = Literal["unchecked", "hardware", "specified"]
+"""Not at all, as hardware and CUTLASS go beyond the ISA, or as it specifies: docs/emulation.md."""
 
-RACES: tuple[Races, ...] = ("unchecked", "practice", "letter")
+RACES: tuple[Races, ...] = ("unchecked", "hardware", "specified")

@@ -1,8 +1,8 @@
 """Launches the NVFP4 GEMV kernel on its own, with CuPy and cuda-python: no call of ours between arrays and GPU.
 
-`cupymla.raw_module` compiles the kernel and says what a launch of it needs; `deal` says which CTA takes which rows. The
-rest is what any CUDA program does: fill the parameter record, launch. Without a GPU, tests hand what it launches
-to the PTX interpreter. On a GPU of compute capability 8.0 or later:
+`cupymla.raw_module` compiles the kernel and says what a launch of it needs; `assign_work` says which CTA takes which
+rows. The rest is what any CUDA program does: fill the parameter record, launch. Without a GPU, tests hand what it
+launches to the PTX interpreter. On a GPU of compute capability 8.0 or later:
 
     python scripts/examples/standalone_gemv.py
 """
@@ -48,7 +48,7 @@ def launch(
     function = kernel.module.get_function(kernel.entry)
     function.max_dynamic_shared_size_bytes = kernel.facts["smem_bytes"]
     batches, m, n = c.shape
-    dealt = kernel.deal(multiprocessors, m=m, n=n, k=2 * a.shape[2], batches=batches)
+    assigned = kernel.assign_work(multiprocessors, m=m, n=n, k=2 * a.shape[2], batches=batches)
     scales = SCALES_BY_WORDS if divides(4, sfa) else SCALES_BY_BYTES
     if divides(kernel.facts["chunk"] // BLOCK, sfa):
         scales = SCALES_BY_ROWS
@@ -79,16 +79,16 @@ def launch(
         a_aligned=divides(16, a),
         b_aligned=divides(16, b),
         sfa_access=scales,
-        **dealt.fields,
+        **assigned.fields,
     )
     slots = (ctypes.c_void_p * 1)(ctypes.addressof(record))
     (error,) = driver.cuLaunchKernel(
-        function.kernel.ptr, dealt.ctas, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
+        function.kernel.ptr, assigned.ctas, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
         ctypes.addressof(slots), 0,
     )  # fmt: skip
     if int(error):
         raise RuntimeError(f"cuLaunchKernel: {error}")
-    return dealt.ctas, kernel.facts["threads"]
+    return assigned.ctas, kernel.facts["threads"]
 
 
 def main() -> None:

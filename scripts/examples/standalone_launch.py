@@ -69,7 +69,7 @@ def launch(
     function = kernel.module.get_function(kernel.entry)
     function.max_dynamic_shared_size_bytes = kernel.facts["smem_bytes"]
     heads = kernel.facts["heads_per_cta"]
-    dealt = kernel.deal(multiprocessors, s_q=S_Q, h_q=H_Q)
+    assigned = kernel.assign_work(multiprocessors, s_q=S_Q, h_q=H_Q)
     # Scores are taken to log2 by a rounded factor; what a unit of them is in natural logarithms, in two floats.
     sm_scale = D_QK**-0.5
     scale_log2 = float(np.float32(sm_scale * math.log2(math.e)))
@@ -99,18 +99,18 @@ def launch(
         base_unit=base_unit,
         base_unit_rest=unit - base_unit,
         lse_unit=math.log(2.0),
-        **dealt.fields,
+        **assigned.fields,
     )
     keep, map_address = aligned_copy(query_map(q, heads))
     slots = (ctypes.c_void_p * 2)(map_address, ctypes.addressof(record))
     (error,) = driver.cuLaunchKernel(
-        function.kernel.ptr, dealt.ctas, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
+        function.kernel.ptr, assigned.ctas, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
         ctypes.addressof(slots), 0,
     )  # fmt: skip
     if int(error):
         raise RuntimeError(f"cuLaunchKernel: {error}")
     del keep
-    return dealt.ctas
+    return assigned.ctas
 
 
 def main() -> None:

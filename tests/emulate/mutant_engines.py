@@ -1,7 +1,8 @@
 """Mutants of an operator's kernel on whatever runs PTX without a GPU: a call runs up to the kernel once, and from there
 on in a process of its own for each mutant.
 
-A mutant is caught by an error of the engine, by a result that the comparison law refuses, and where it does not end.
+A mutant is caught by an error of the engine, by a result that the accuracy criterion refuses, and where it does not
+end.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from cupymla_lab.emulated import Device, Emulated, installed
 from cupymla_lab.without_gpu import READS_UNWRITTEN
 
 HOST_RUNS = (
-    Settings("lazy", 1, races="practice"),
-    Settings("random", 1, races="practice"),
-    Settings("random", 2, races="practice"),
-    Settings("eager", 1, races="practice"),
+    Settings("lazy", 1, races="hardware"),
+    Settings("random", 1, races="hardware"),
+    Settings("random", 2, races="hardware"),
+    Settings("eager", 1, races="hardware"),
 )
 """What a mutant is run with on the host engine, one after another until it is caught."""
 
@@ -306,7 +307,7 @@ class HostMutants(Surveyed, Emulated):
 def emulate(kernel: Kernel, listener: Listener, runs: Sequence[Settings] = HOST_RUNS) -> None:
     """Run mutants on the host engine, in a process of its own."""
     checks = tuple(check for check in CHECKS if check != "written" or kernel.operator not in READS_UNWRITTEN)
-    ahead = Settings("eager", checks=checks, patience_seconds=20.0, races="practice")
+    ahead = Settings("eager", checks=checks, patience_seconds=20.0, races="hardware")
     machine = HostMutants(kernel.arch, kernel.multiprocessors, ahead)
     machine.prepare(kernel, [Run(each.seed, replace(each, checks=checks)) for each in runs], listener)
     machine.attempt()

@@ -64,13 +64,13 @@ class Kernel:
 
 
 def _mla(h: int, k: int, q: int, kv: int, **traits: Any) -> Case:
-    """A problem without invalid slots, so that blocks are as many as they can be."""
+    """A problem without invalid entries, so that blocks are as many as they can be."""
     return sized(h, 512, k, q, kv, "", "masks", **{"selection": "full", **traits})
 
 
-_ALONE = ("plan._MARGIN=0.0", "halves._WHEN='never'")
-_HALVES = ("plan._MARGIN=0.0", "halves._WHEN='always'")
-_JOINT = ("plan._MARGIN=1e9",)
+_SINGLE = ("plan._MARGIN=0.0", "two_phase._WHEN='never'")
+_TWO_PHASE = ("plan._MARGIN=0.0", "two_phase._WHEN='always'")
+_PACKED_QUERIES = ("plan._MARGIN=1e9",)
 _ORDER = ("plan._ORDER_GAIN=-1.0",)
 _NO_ORDER = ("plan._ORDER_GAIN=1.0",)
 
@@ -78,8 +78,10 @@ _NO_ORDER = ("plan._ORDER_GAIN=1.0",)
 def _forward() -> dict[str, Kernel]:
     few, hopper = "sparse_mla_fwd", "sm_90a"
     return {
-        "fwd-few": Kernel(few, hopper, _mla(16, 200, 3, 250), 1, {"HEADS": 16, "SPLIT": 0}, settings=_NO_ORDER),
-        "fwd-few-split": Kernel(few, hopper, _mla(16, 260, 1, 300), 4, {"HEADS": 16, "SPLIT": 1}, settings=_NO_ORDER),
+        "fwd-small-head": Kernel(few, hopper, _mla(16, 200, 3, 250), 1, {"HEADS": 16, "SPLIT": 0}, settings=_NO_ORDER),
+        "fwd-small-head-split": Kernel(
+            few, hopper, _mla(16, 260, 1, 300), 4, {"HEADS": 16, "SPLIT": 1}, settings=_NO_ORDER
+        ),
         "fwd-64": Kernel(few, hopper, _mla(64, 200, 2, 250), 1, {"HEADS": 64, "STAGE": 0}, settings=_NO_ORDER),
         "fwd-order": Kernel(few, hopper, _mla(16, 70, 2, 90), 1, {"STAGE": 1}, settings=_ORDER),
     }
@@ -94,33 +96,33 @@ def _backward() -> dict[str, Kernel]:
     tiny = _mla(8, 65, 2, 80, sink="finite")
     fixed = _mla(8, 65, 2, 80, deterministic=True)
     pair, pair_fixed = _mla(66, 130, 1, 150), _mla(66, 130, 1, 150, deterministic=True)
-    halves, halves_fixed = _mla(66, 200, 1, 220), _mla(66, 200, 1, 220, deterministic=True)
+    two_phase, two_phase_fixed = _mla(66, 200, 1, 220), _mla(66, 200, 1, 220, deterministic=True)
     listed = _mla(8, 65, 2, 80, wants_dist=True)
     four, two = _mla(16, 65, 4, 100, wants_dist=True), _mla(32, 65, 2, 100, sink="finite")
     return {
-        "bwd-64": kernel(_mla(64, 130, 1, 150, wants_dist=True), _ALONE, 1, STAGE=0, CLUSTER=1),
-        "bwd-pair": kernel(pair, _ALONE, STAGE=0, CLUSTER=2),
-        "bwd-weights": kernel(halves, _HALVES, 4, STAGE=12),
-        "bwd-columns": kernel(halves, _HALVES, 4, STAGE=13),
-        "bwd-joint-4": kernel(four, _JOINT, 1, STAGE=0, QUERIES=4),
-        "bwd-joint-2": kernel(two, _JOINT, 1, 20, STAGE=0, QUERIES=2),
-        "bwd-merge": kernel(four, _JOINT, 1, STAGE=9),
-        "bwd-64-stored": kernel(fixed, _ALONE, 1, 12, STAGE=0, PARTIALS=1),
-        "bwd-pair-packed": kernel(pair_fixed, _ALONE, 2, 12, STAGE=0, PARTIALS=2),
-        "bwd-columns-packed": kernel(halves_fixed, _HALVES, 4, 12, STAGE=13, PARTIALS=2),
-        "bwd-zero": kernel(tiny, _ALONE, 1, STAGE=1),
-        "bwd-round": kernel(tiny, _ALONE, 1, STAGE=2),
-        "bwd-sink": kernel(tiny, _ALONE, 1, STAGE=3),
-        "bwd-clear": kernel(fixed, _ALONE, 1, STAGE=4),
-        "bwd-count": kernel(fixed, _ALONE, 1, STAGE=5),
-        "bwd-scan": kernel(fixed, _ALONE, 1, STAGE=6),
-        "bwd-place": kernel(fixed, _ALONE, 1, STAGE=7),
-        "bwd-sum": kernel(fixed, _ALONE, 1, STAGE=8),
-        "bwd-sum-packed": kernel(halves_fixed, _HALVES, 4, 20, STAGE=8, PARTIALS=2),
-        "bwd-pair-zero": kernel(pair, _ALONE, STAGE=1, CLUSTER=2),
-        "bwd-pair-round": kernel(pair, _ALONE, STAGE=2, CLUSTER=2),
-        "bwd-sort": kernel(listed, (*_ALONE, *_ORDER), 1, STAGE=10),
-        "bwd-deal": kernel(listed, (*_ALONE, *_ORDER), 1, STAGE=11),
+        "bwd-64": kernel(_mla(64, 130, 1, 150, wants_dist=True), _SINGLE, 1, STAGE=0, CLUSTER=1),
+        "bwd-cluster": kernel(pair, _SINGLE, STAGE=0, CLUSTER=2),
+        "bwd-p_ds": kernel(two_phase, _TWO_PHASE, 4, STAGE=12),
+        "bwd-dq_dkv": kernel(two_phase, _TWO_PHASE, 4, STAGE=13),
+        "bwd-packed-queries-4": kernel(four, _PACKED_QUERIES, 1, STAGE=0, QUERIES=4),
+        "bwd-packed-queries-2": kernel(two, _PACKED_QUERIES, 1, 20, STAGE=0, QUERIES=2),
+        "bwd-merge": kernel(four, _PACKED_QUERIES, 1, STAGE=9),
+        "bwd-64-stored": kernel(fixed, _SINGLE, 1, 12, STAGE=0, PARTIALS=1),
+        "bwd-cluster-packed": kernel(pair_fixed, _SINGLE, 2, 12, STAGE=0, PARTIALS=2),
+        "bwd-dq_dkv-packed": kernel(two_phase_fixed, _TWO_PHASE, 4, 12, STAGE=13, PARTIALS=2),
+        "bwd-zero": kernel(tiny, _SINGLE, 1, STAGE=1),
+        "bwd-round": kernel(tiny, _SINGLE, 1, STAGE=2),
+        "bwd-sink": kernel(tiny, _SINGLE, 1, STAGE=3),
+        "bwd-clear": kernel(fixed, _SINGLE, 1, STAGE=4),
+        "bwd-count": kernel(fixed, _SINGLE, 1, STAGE=5),
+        "bwd-scan": kernel(fixed, _SINGLE, 1, STAGE=6),
+        "bwd-place": kernel(fixed, _SINGLE, 1, STAGE=7),
+        "bwd-sum": kernel(fixed, _SINGLE, 1, STAGE=8),
+        "bwd-sum-packed": kernel(two_phase_fixed, _TWO_PHASE, 4, 20, STAGE=8, PARTIALS=2),
+        "bwd-cluster-zero": kernel(pair, _SINGLE, STAGE=1, CLUSTER=2),
+        "bwd-cluster-round": kernel(pair, _SINGLE, STAGE=2, CLUSTER=2),
+        "bwd-sort": kernel(listed, (*_SINGLE, *_ORDER), 1, STAGE=10),
+        "bwd-scatter": kernel(listed, (*_SINGLE, *_ORDER), 1, STAGE=11),
     }
 
 
@@ -132,7 +134,7 @@ def _distribution() -> dict[str, Kernel]:
     return {
         "dist-64": kernel(_mla(64, 130, 3, 200), 1, "attn_dist", "0.0", HEADS=64),
         "dist-128": kernel(_mla(128, 130, 2, 200), 1, "attn_dist", "0.0", HEADS=128),
-        "dist-joint": kernel(_mla(16, 65, 16, 100, normalize="l1"), 1, "attn_dist_joint", "1e9"),
+        "dist-packed-queries": kernel(_mla(16, 65, 16, 100, normalize="l1"), 1, "attn_dist_packed", "1e9"),
     }
 
 
@@ -145,20 +147,22 @@ def _paged() -> dict[str, Kernel]:
             multiprocessors,
             {"ENGINE": engine},
             "",
-            (f"plan._FEW_GAIN={gain}",),
+            (f"plan._CLUSTER_GAIN={gain}",),
             (),
             most,
         )
 
     tensor, half = "gqa4-2x64_b4_c0-90_rel24_fp8_e4m3fn_vllm_number", "gqa4-2x64_b4_c0-90_dense_float16_vllm_zero"
     plain = "gqa4-2x64_b4_c0-90_float32_HND_zero"
-    few = "gqa32-8x32_b1_c33_dense_few_vllm_bs16_float16_e4m3fn"
+    few = "gqa32-8x32_b1_c33_dense_cluster_vllm_bs16_float16_e4m3fn"
     return {
         "xl-tensor": kernel(half, "sm_80", 4, "-1e9", 2),
         "xl-tensor-fp8": kernel(tensor, "sm_80", 4, "-1e9", 2, 20),
         "xl-plain": kernel(plain, "sm_80", 4, "-1e9", 0),
         "xl-tensor-90": kernel(half, "sm_90a", 4, "-1e9", 2, 20),
-        "xl-few": Kernel("xl_paged_attention", "sm_90a", few, 8, {}, "xl_paged_attention_few", ("plan._FEW_GAIN=1e9",)),
+        "xl-cluster": Kernel(
+            "xl_paged_attention", "sm_90a", few, 8, {}, "xl_attention_cluster", ("plan._CLUSTER_GAIN=1e9",)
+        ),
         "xl-tensor-100": kernel(half, "sm_100f", 4, "-1e9", 2),
         "xl-plain-100": kernel(plain, "sm_100f", 4, "-1e9", 0),
     }
@@ -186,8 +190,8 @@ def _blackwell() -> dict[str, Kernel]:
     ) -> Kernel:
         return Kernel(operator, "sm_100f", case, multiprocessors, defines, "", (), lengths, most)
 
-    def sliced(h: int, d: int, slots: int, lengths: tuple[int, ...], kv: int, **traits: Any) -> Case:
-        return sized(h, d, slots, len(lengths), kv, "", "masks", **{"selection": "full", **traits})
+    def sliced(h: int, d: int, entries: int, lengths: tuple[int, ...], kv: int, **traits: Any) -> Case:
+        return sized(h, d, entries, len(lengths), kv, "", "masks", **{"selection": "full", **traits})
 
     forward, backward, phase1 = "sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1"
     few, many = (66, 250, 195, 66, 0, 250, 3, 60), (130, 500, 390, 130, 0, 500, 3, 120)

@@ -19,9 +19,15 @@ WHY: Sequence[tuple[str, str, str, str, str]] = (
     ("fwd|bwd", "wait", r"producer\.cuh", "mbarrier", _ONE_QUERY),
     ("fwd|bwd", "arrive", r"(consumer|attention)\.cuh", "mbarrier.arrive.shared", _ONE_QUERY),
     ("", "barrier", r"producer\.cuh", "bar.warp.sync", "brings lanes together behind what one of them does alone"),
-    ("bwd-pair", "barrier", "pair_gradients", "bar.warp.sync", "stands before an arrival for what products have read"),
-    ("", "fence", "", "fence.proxy.async", "TMA may write next what was read: the letter alone asks for it"),
-    ("fwd-few", "commit", "few_heads_scores", "wgmma", "its products join the group of the next commit"),
+    (
+        "bwd-cluster",
+        "barrier",
+        "cluster_gradients",
+        "bar.warp.sync",
+        "stands before an arrival for what products have read",
+    ),
+    ("", "fence", "", "fence.proxy.async", "TMA may write next what was read: the specification alone asks for it"),
+    ("fwd-small-head", "commit", "small_head_scores", "wgmma", "its products join the group of the next commit"),
     ("fwd", "fence", "", "wgmma", "nothing has used the registers since the fence before it"),
     ("gemv", "barrier", r"any\.cuh", "barrier.sync", "makes half of the warps later than the others"),
 )
@@ -41,12 +47,12 @@ what the interpreter has run, without an option all that has not run.
 - Mutants: at most {most} a kernel, drawn with seed {seed} from all whose instructions a small case executes in which
   the kernel's rings come round, of each kind and of each place in turn. `tests/emulate/mutants.json` lists them, with
   the case and with how either engine caught each.
-- Runs: `races="practice"`. The interpreter ran seed 0; where time ran out, a part of the mutants that a seed drew. The
-  host engine ran mode lazy, and for dist-64 and a part of fwd-few mode random as well.
+- Runs: `races="hardware"`. The interpreter ran seed 0; where time ran out, a part of the mutants that a seed drew. The
+  host engine ran mode lazy, and for dist-64 and a part of fwd-small-head mode random as well.
 - The host engine changed on the same day. What is recorded ran on several of its states, none of them the last. The
-  mutant of fwd-few that the interpreter alone caught ran before the host engine knew the arrays of a call, and not
-  again since; mutants of that kind in dist-64 and gemv are caught.
-- Caught means an error, a result that the comparison law refuses, or no end.
+  mutant of fwd-small-head that the interpreter alone caught ran before the host engine knew the arrays of a call, and
+  not again since; mutants of that kind in dist-64 and gemv are caught.
+- Caught means an error, a result that the accuracy criterion refuses, or no end.
 - A bound is idle where it holds for every thread of the case, so that nothing changes without it. That is known only of
   what the host engine has run since it was looked at.
 """

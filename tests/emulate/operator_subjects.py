@@ -37,8 +37,8 @@ class Problem:
         return inputs | {"topk_length": np.array(self.lengths, np.int32)}
 
 
-def _dist(heads: int, slots: int, lengths: tuple[int, ...], multiprocessors: int) -> Problem:
-    case = sized(heads, 512, slots, len(lengths), 400, "", "masks", normalize="l1")
+def _dist(heads: int, entries: int, lengths: tuple[int, ...], multiprocessors: int) -> Problem:
+    case = sized(heads, 512, entries, len(lengths), 400, "", "masks", normalize="l1")
     return Problem("attn_dist", case, lengths, multiprocessors)
 
 
@@ -54,9 +54,9 @@ def _forward_blocks(heads: int, lengths: tuple[int, ...]) -> Problem:
     return Problem("sparse_mla_fwd", case, lengths, 2 if heads > 64 else 1)
 
 
-def _backward(heads: int, slots: int, length: int) -> Problem:
-    """One query, whose slots name different tokens: sums of dkv then have the same bits in any order."""
-    case = sized(heads, 576, slots, 1, 2 * slots, "", "masks", selection="full", dkv_dtype="float32")
+def _backward(heads: int, entries: int, length: int) -> Problem:
+    """One query, whose entries name different tokens: sums of dkv then have the same bits in any order."""
+    case = sized(heads, 576, entries, 1, 2 * entries, "", "masks", selection="full", dkv_dtype="float32")
     return Problem("sparse_mla_bwd", case, (length,), 2)
 
 
@@ -90,7 +90,8 @@ for _name in ("sparse_mla_bwd-h64", "sparse_mla_bwd-h128"):
 
 
 def subject(problem: Problem) -> tuple[Callable[[Settings], float], tuple[Site, ...]]:
-    """What runs a kernel, and its sites. The first run has to keep the comparison law, others to repeat its bits."""
+    """What runs a kernel, and its sites. The first run has to meet the accuracy criterion, others to repeat its
+    bits."""
     operator, inputs = Subject(problem.operator), problem.inputs()
 
     def results(settings: Settings) -> tuple[dict[str, Array], Emulated]:

@@ -100,13 +100,13 @@ def passed(body: str, races: Races, modes: Iterable[Mode] = MODES, **options: An
     return Claim(body, tuple(Run(races, mode) for mode in modes), **options)
 
 
-def ordered(body: str, races: Races = "letter", **options: Any) -> Claim:
+def ordered(body: str, races: Races = "specified", **options: Any) -> Claim:
     """Nothing is found in any mode."""
     return passed(body, races, **options)
 
 
 def refused(
-    body: str, what: str = "nothing orders the two", races: Races = "practice", modes: Iterable[Mode] = MODES,
+    body: str, what: str = "nothing orders the two", races: Races = "hardware", modes: Iterable[Mode] = MODES,
     **options: Any,
 ) -> Claim:  # fmt: skip
     """The check finds a race, in every mode."""

@@ -87,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--lines", type=int, nargs="+", help="only the mutants in these lines of the PTX, as a table names them"
     )
-    parser.add_argument("--races", choices=("practice", "letter"), help="accesses that nothing orders are failures too")
+    parser.add_argument(
+        "--races", choices=("hardware", "specified"), help="accesses that nothing orders are failures too"
+    )
     options = parser.parse_args(arguments)
     if options.name in compiled and options.folder is None:
         parser.error(f"{options.name} wants the folder of its PTX")

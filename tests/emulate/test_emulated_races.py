@@ -121,10 +121,10 @@ def test_what_tma_loads_is_known_to_who_waited_and_whom_they_told() -> Iterator[
     yield raced(
         LOADED.format(who="%p3", between="bar.sync 0;", behind=again), "writes .* read or was still", threads=64
     )
-    # Once they have read it: a copy uses the asynchronous proxy, so by the letter a fence lies behind their reads.
+    # Once they have read it: a copy uses the asynchronous proxy, so as specified a fence lies behind their reads.
     told = LOADED.format(who="%p3", between="bar.sync 0;", behind="bar.sync 0;" + again)
-    yield ordered(told, "practice", threads=64)
-    yield refused(told, r"asynchronously writes .* read or was .* no fence\.proxy\.async", "letter", threads=64)
+    yield ordered(told, "hardware", threads=64)
+    yield refused(told, r"asynchronously writes .* read or was .* no fence\.proxy\.async", "specified", threads=64)
     yield ordered(LOADED.format(who="%p3", between="bar.sync 0;", behind=FENCE + "bar.sync 0;" + again), threads=64)
 
 
@@ -183,11 +183,11 @@ def test_an_arrival_tells_another_cta_what_its_scope_reaches() -> Iterator[Claim
 
 
 @CLAIMS.test()
-def test_what_st_async_brings_is_there_for_ordinary_waits_in_practice() -> Iterator[Claim]:
+def test_what_st_async_brings_is_there_for_ordinary_waits_on_hardware() -> Iterator[Claim]:
     yield ordered(TELL.format(store=ASYNC, acquire=".acquire.cluster", last=TOGETHER), cluster=2)
-    yield ordered(TELL.format(store=ASYNC, acquire="", last=TOGETHER), "practice", cluster=2)
+    yield ordered(TELL.format(store=ASYNC, acquire="", last=TOGETHER), "hardware", cluster=2)
     body = TELL.format(store=ASYNC, acquire="", last=TOGETHER)
-    yield refused(body, " reads .* a copy that an mbarrier counts", "letter", ("eager",), cluster=2)
+    yield refused(body, " reads .* a copy that an mbarrier counts", "specified", ("eager",), cluster=2)
 
 
 @CLAIMS.test()
@@ -240,13 +240,13 @@ def products(group: int) -> tuple[str, str, str, str]:
 def test_a_product_reads_until_somebody_waited_for_a_commit_behind_it(group: int) -> None:
     plain, at_once, committed, waited = products(group)
     for mode in MODES:
-        multiplied(plain, "letter", mode, group)
+        multiplied(plain, "specified", mode, group)
         multiplied(at_once, "unchecked", mode, group)
         for early in (at_once, committed):
             told = r"race: .* writes .* a tensor operation of thread 0.* read or was still"
             with pytest.raises(HostError, match=told):
-                multiplied(early, "practice", mode, group)
-        multiplied(waited, "letter", mode, group)
+                multiplied(early, "hardware", mode, group)
+        multiplied(waited, "specified", mode, group)
 
 
 # What the GEMM of gemm.cu loses by each of its instructions, where that is an order of accesses to shared memory.
@@ -265,9 +265,9 @@ def runner() -> gemm.Runner:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gemm_without_its_waits_and_fences(instruction: str, what: str, mode: Mode) -> None:
     site = next(site for site in runner().kernel.sites if site.text.startswith(instruction))
-    assert runner().run(Settings(mode, 1, races="letter")) == 0
+    assert runner().run(Settings(mode, 1, races="specified")) == 0
     with pytest.raises(HostError, match=rf"race: .*{what}"):
-        runner().run(Settings(mode, 1, checks=(), removed=site.number, races="practice"))
+        runner().run(Settings(mode, 1, checks=(), removed=site.number, races="hardware"))
 
 
 # Its waits for an mbarrier, in the order of the text: of the products for a free accumulator and for a full stage, of
@@ -285,11 +285,11 @@ WAITS = (
 def test_a_gemm_without_one_of_its_waits(number: int, what: str, mode: Mode) -> None:
     waits = [site for site in runner().kernel.sites if site.text.startswith("mbarrier.try_wait")]
     with pytest.raises(HostError, match=rf"race: .*{what}"):
-        runner().run(Settings(mode, 1, checks=(), removed=waits[number].number, races="practice"))
+        runner().run(Settings(mode, 1, checks=(), removed=waits[number].number, races="hardware"))
 
 
 def test_settings() -> None:
     with pytest.raises(InputError, match="races"):
         Settings(races="maybe")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="model as PTX"):
-        gemm.Runner("host", model="ptx").run(Settings(races="letter"))
+        gemm.Runner("host", model="ptx").run(Settings(races="specified"))

@@ -173,7 +173,7 @@ def test_a_planner_whose_lanes_look_for_themselves(monkeypatch: pytest.MonkeyPat
     planner.write_text(text.replace(SYNC, ""))
     ours = plan.variant
     monkeypatch.setattr(plan, "variant", lambda *given, **named: replace(ours(*given, **named), root=str(folder)))
-    settings = Settings("eager", 1, patience_seconds=20.0, stalls=False, races="practice")
+    settings = Settings("eager", 1, patience_seconds=20.0, stalls=False, races="hardware")
     with emulated("sm_100f", problem.multiprocessors, settings) as machine, pytest.raises(HostError) as found:
         machine.results(Subject(problem.operator), problem.inputs())
     told = re.search(rf"race: the wait for an mbarrier .* thread (\d+) .* {TOO_LATE}", str(found.value))

@@ -91,11 +91,11 @@ def test_registers_that_nothing_has_written_are_not_zero() -> None:
 def test_shared_memory_is_bounded_and_written_before_it_is_read() -> None:
     out = numbers()
     read = f"mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1]; {element(4)} st.global.u32 [%d10], 1;"
-    refused(r"reads shared memory, offset 0 at PTX line \d+, which nothing has written", read, out, races="practice")
-    refused("which nothing has written", "mov.u32 %r1, tile; atom.shared.add.u32 %r2, [%r1], 1;", out, races="practice")
+    refused(r"reads shared memory, offset 0 at PTX line \d+, which nothing has written", read, out, races="hardware")
+    refused("which nothing has written", "mov.u32 %r1, tile; atom.shared.add.u32 %r2, [%r1], 1;", out, races="hardware")
     run("mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1]; st.global.u32 [%d0], %r2;", out)
     assert out[0] == 0xFFFFFFFF
-    run(read, out, races="practice", checks=())
+    run(read, out, races="hardware", checks=())
     refused("is outside", "mov.u32 %r1, tile; st.shared.u32 [%r1+4096], %r0;", out)
     refused("is not aligned to 4", "mov.u32 %r1, tile; st.shared.u32 [%r1+2], %r0;", out)
 
@@ -144,7 +144,7 @@ def test_a_thread_waits_at_mbarriers_of_its_own_cta() -> None:
 def test_an_mbarrier_is_no_data_and_is_not_made_anew(use: str) -> None:
     inval, body = "@%p1 mbarrier.inval.shared::cta.b64 [%r1]; bar.sync 0;", INIT.format(count=1)
     wait = "cp.async.wait_all;"
-    options: dict[str, Any] = {"races": "practice", "checks": ()}
+    options: dict[str, Any] = {"races": "hardware", "checks": ()}
     refused("an mbarrier lies at offset 0 of shared memory", body + use + wait, numbers(4), **options)
     run(body + inval + use + wait, numbers(4), **options)
     run(body + "add.s32 %r1, %r1, 16;" + use + wait, numbers(4), **options)
@@ -180,9 +180,9 @@ def test_named_barriers() -> None:
     write = "mov.u32 %r1, tile; shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; st.shared.u32 [%r2], %r0;"
     read = f"xor.b32 %r3, %r2, 128; ld.shared.u32 %r4, [%r3]; {element(4)} st.global.u32 [%d10], %r4;"
     for seed in range(3):
-        run(write + "barrier.sync.aligned 1, 64;" + read, out, threads=64, seed=seed, races="letter")
+        run(write + "barrier.sync.aligned 1, 64;" + read, out, threads=64, seed=seed, races="specified")
         assert out.tolist() == [k ^ 32 for k in range(64)]
-    refused("nothing orders the two|which nothing has written", write + read, out, threads=64, races="practice")
+    refused("nothing orders the two|which nothing has written", write + read, out, threads=64, races="hardware")
     with pytest.raises(EmulationError) as stands:
         run("barrier.sync.aligned 1, 96;", out, threads=64)
     assert stands.value.code == 3
@@ -258,7 +258,7 @@ def specialised(producer: int, consumer: int, bounds: str = BOUNDS, seed: int = 
 
 
 @pytest.mark.parametrize(("producer", "consumer"), [(24, 240), (40, 232)])
-def test_setmaxnreg_deals_out_what_the_cta_got_at_launch(producer: int, consumer: int) -> None:
+def test_setmaxnreg_assigns_what_the_cta_got_at_launch(producer: int, consumer: int) -> None:
     """384 threads get 168 registers each, so three warpgroups have 504 together: 512 fit the file, but not the pool."""
     for seed in range(3):
         specialised(producer, consumer, seed=seed)
@@ -305,10 +305,10 @@ def test_copies_fill_up_with_zeros(size: int) -> None:
 
 def test_a_missing_wait_for_a_copy_is_found() -> None:
     body = f"mov.u32 %r5, 16;{COPY} ld.shared.u32 %r6, [%r2]; cp.async.wait_all;"
-    refused("a cp.async of thread", body, np.zeros(128, np.uint32), readonly=1, races="practice")
+    refused("a cp.async of thread", body, np.zeros(128, np.uint32), readonly=1, races="hardware")
     group = f"mov.u32 %r5, 16;{COPY} cp.async.wait_group {{}}; ld.shared.u32 %r6, [%r2]; cp.async.wait_all;"
-    run(group.format(0), np.zeros(128, np.uint32), readonly=1, races="practice")
-    refused("a cp.async of thread", group.format(1), np.zeros(128, np.uint32), readonly=1, races="practice")
+    run(group.format(0), np.zeros(128, np.uint32), readonly=1, races="hardware")
+    refused("a cp.async of thread", group.format(1), np.zeros(128, np.uint32), readonly=1, races="hardware")
 
 
 # Each CTA of a pair sends 512 bytes to the other one, behind an mbarrier at 2048 of its shared memory.
@@ -330,10 +330,10 @@ SENT = "SENT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra 
 def test_asynchronous_stores_land_late_and_tell_the_mbarrier_where_they_land() -> None:
     out = np.zeros((2, 32), np.uint32)
     for seed in range(3):
-        run(SEND.format(bytes=512, told="%r6", wait=SENT), out, cluster=2, seed=seed, races="practice")
+        run(SEND.format(bytes=512, told="%r6", wait=SENT), out, cluster=2, seed=seed, races="hardware")
         assert out.tolist() == [[256 + k for k in range(32)], list(range(32))]
     early = SEND.format(bytes=512, told="%r6", wait="")
-    refused("nothing orders the two|which nothing has written", early, out, cluster=2, races="practice")
+    refused("nothing orders the two|which nothing has written", early, out, cluster=2, races="hardware")
     with pytest.raises(EmulationError) as stands:
         run(SEND.format(bytes=528, told="%r6", wait=SENT), out, cluster=2)
     assert stands.value.code == 2
@@ -392,10 +392,10 @@ def test_a_cta_has_started_before_another_uses_its_memory() -> None:
     add.s32 %r1, %r1, %r3; mapa.shared::cluster.u32 %r5, %r1, %r2; {{first}} st.shared::cluster.u32 [%r5], %r0;
     {TOGETHER}"""
     what = r"shared memory of the CTA with rank [01], which need not have started"
-    refused(what, body.format(first=""), numbers(1), cluster=2, races="practice")
-    run(body.format(first=TOGETHER), numbers(1), cluster=2, races="letter")
+    refused(what, body.format(first=""), numbers(1), cluster=2, races="hardware")
+    run(body.format(first=TOGETHER), numbers(1), cluster=2, races="specified")
     # To have arrived is enough: nothing has to be published.
-    run(body.format(first=TOGETHER.replace("arrive", "arrive.relaxed")), numbers(1), cluster=2, races="letter")
+    run(body.format(first=TOGETHER.replace("arrive", "arrive.relaxed")), numbers(1), cluster=2, races="specified")
 
 
 def test_copies_write_behind_a_fence_where_ordinary_code_wrote() -> None:
@@ -405,12 +405,12 @@ def test_copies_write_behind_a_fence_where_ordinary_code_wrote() -> None:
         r"asynchronously writes .* no fence\.proxy\.async",
         LOAD.format(before=writes) + LOADED,
         source,
-        races="practice",
+        races="hardware",
     )
-    run(LOAD.format(before=writes + FENCE) + LOADED, source, races="letter")
+    run(LOAD.format(before=writes + FENCE) + LOADED, source, races="specified")
 
 
-def test_to_the_letter_copies_write_behind_a_fence_where_ordinary_code_read() -> None:
+def test_as_specified_copies_write_behind_a_fence_where_ordinary_code_read() -> None:
     """CUTLASS frees buffers that ldmatrix has read without one."""
     source, out = np.zeros(4, np.uint32), numbers()
     again = f"""{{fence}} bar.sync 0; @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 16;
@@ -418,12 +418,12 @@ def test_to_the_letter_copies_write_behind_a_fence_where_ordinary_code_read() ->
     AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 1; @!%p2 bra AGAIN;
     {element(4, 1)} st.global.u32 [%d10], %r6;"""
     body = LOAD.format(before=INITIALISED) + LOADED + "ld.shared.u32 %r6, [%r2];" + again
-    run(body.format(fence=""), source, out, races="practice")
-    run(body.format(fence=FENCE), source, out, races="letter")
+    run(body.format(fence=""), source, out, races="hardware")
+    run(body.format(fence=FENCE), source, out, races="specified")
     # The thread that copies knows of its own fence, but that one says nothing of what others read.
     for fence in ("", f"@%p1 {FENCE}"):
         what = r"asynchronously writes .* read or was .* no fence\.proxy\.async"
-        refused(what, body.format(fence=fence), source, out, races="letter")
+        refused(what, body.format(fence=fence), source, out, races="specified")
 
 
 def test_what_is_not_global_memory_is_free_before_the_wait_of_a_dependent_launch() -> None:
@@ -453,7 +453,7 @@ def test_what_an_overlapping_grid_writes_is_not_read_past_the_order_of_memory(lo
         memory.add(name, array.ctypes.data, array.nbytes)
 
     def launch(body: str, pdl: bool) -> None:
-        run(body, a, b, memory=memory, pdl=pdl, races="practice")
+        run(body, a, b, memory=memory, pdl=pdl, races="hardware")
 
     write = f"{element(4, 0)} st.global.u32 [%d10], %r0;"
     read = f"griddepcontrol.wait; {element(4, 0)} {load_}.u32 %r1, [%d10]; {element(4, 1)} st.global.u32 [%d10], %r1;"

@@ -219,7 +219,7 @@ def test_matrix_product_of_a_warp() -> None:
     shr.u32 %r16, %r0, 2; and.b32 %r17, %r0, 3; shl.b32 %r16, %r16, 5; shl.b32 %r17, %r17, 3;
     add.s32 %r16, %r16, %r17; cvt.u64.u32 %d11, %r16; add.s64 %d11, %d11, %d2;
     st.global.v2.f32 [%d11], {{%f1, %f2}}; st.global.v2.f32 [%d11+256], {{%f3, %f4}};"""
-    run(body, a, b, out, readonly=2, races="letter")
+    run(body, a, b, out, readonly=2, races="specified")
     expected = a.astype(np.float64) @ b.astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=2.0**-23, atol=1e-30)
 

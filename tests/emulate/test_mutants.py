@@ -1,5 +1,5 @@
 """Mutants as edits of PTX: the list of the survey is of today's kernels, and the host engine catches one of each kind,
-and what a schedule model found: a missing wait for `room` in the backward of a pair of CTAs."""
+and what a schedule model found: a missing wait for `room` in the backward of a 2-CTA cluster."""
 
 from __future__ import annotations
 
@@ -130,25 +130,25 @@ class _Caught:
 
 FOLDER = cuda_root() / "sparse_mla_bwd" / "sm90"
 
-# Of the backward of a pair of CTAs: a kind, a file, a line of it, and how the host engine finds that it is missing.
+# Of the backward of a 2-CTA cluster: a kind, a file, a line of it, and how the host engine finds that it is missing.
 CAUGHT = (
     # The schedule model misses it (tests/ops/sparse_mla_bwd_pair_schedule.py).
-    ("wait", "pair_consumer.cuh", "storage.room.wait(", "race: .* writes shared memory"),
-    ("wait", "pair_consumer.cuh", "storage.full.wait(", "race: .* reads shared memory"),
-    ("wait", "pair_consumer.cuh", "sm90::wgmma_wait<0>()", "register of an unfinished wgmma"),
-    ("wait", "pair_attention.cuh", "wait_for_grid_ahead(", "uses global memory before its griddepcontrol.wait"),
-    ("fence", "pair_consumer.cuh", "fence_async_shared();", "race: .* no fence.proxy.async|asynchronously reads"),
-    ("fence", "pair_consumer.cuh", "sm90::wgmma_fence();", "without a wgmma.fence"),
-    ("arrive", "pair_gradients.cuh", "cluster_arrive_after_reads_at(", "nothing moves any more"),
+    ("wait", "cluster_consumer.cuh", "storage.room.wait(", "race: .* writes shared memory"),
+    ("wait", "cluster_consumer.cuh", "storage.full.wait(", "race: .* reads shared memory"),
+    ("wait", "cluster_consumer.cuh", "sm90::wgmma_wait<0>()", "register of an unfinished wgmma"),
+    ("wait", "cluster_attention.cuh", "wait_for_primary_grid(", "uses global memory before its griddepcontrol.wait"),
+    ("fence", "cluster_consumer.cuh", "fence_async_shared();", "race: .* no fence.proxy.async|asynchronously reads"),
+    ("fence", "cluster_consumer.cuh", "sm90::wgmma_fence();", "without a wgmma.fence"),
+    ("arrive", "cluster_gradients.cuh", "cluster_arrive_after_reads_at(", "nothing moves any more"),
     (
         "expect_tx",
-        "pair_attention.cuh",
-        "storage.slots_in.arrive_and_expect(",
+        "cluster_attention.cuh",
+        "storage.entries_in.arrive_and_expect(",
         "race: .* a copy that an mbarrier counts wrote",
     ),
-    ("commit", "pair_gradients.cuh", "sm90::wgmma_commit();", "race: |register of an unfinished wgmma"),
-    ("barrier", "pair_producer.cuh", "__syncwarp();", "race: .* reads shared memory"),
-    ("bound", "pair_producer.cuh", "return slot < stored_slots(storage) ?", "out of bounds"),
+    ("commit", "cluster_gradients.cuh", "sm90::wgmma_commit();", "race: |register of an unfinished wgmma"),
+    ("barrier", "cluster_producer.cuh", "__syncwarp();", "race: .* reads shared memory"),
+    ("bound", "cluster_producer.cuh", "return entry < stored_entries(storage) ?", "out of bounds"),
 )
 
 
@@ -166,7 +166,7 @@ def test_one_of_each_kind_is_caught() -> None:
     answers, mine = multiprocessing.Pipe(duplex=False)
 
     def run() -> None:
-        mutant_engines.emulate(KERNELS["bwd-pair"], listener, mutant_engines.HOST_RUNS[:1])
+        mutant_engines.emulate(KERNELS["bwd-cluster"], listener, mutant_engines.HOST_RUNS[:1])
         mine.send(listener.how)
 
     process = multiprocessing.get_context("fork").Process(target=run)

@@ -51,7 +51,7 @@ def test_every_wait_that_is_missing_shows_as_a_race() -> None:
     run, sites = operator_subjects.subject(operator_subjects.PROBLEMS["sparse_mla_bwd-h128-dist"])
     waits = [site for site in sites if site.mutation == "wait" and not site.text.startswith("tcgen05.wait::ld")]
     waits.append(next(site for site in sites if site.text.startswith("barrier.cluster.wait")))
-    settings = Settings("eager", races="practice", patience_seconds=5.0)
+    settings = Settings("eager", races="hardware", patience_seconds=5.0)
     assert run(settings) == 0
     missed = [verdict.site for verdict in mutation.survey(run, waits, [settings]) if not verdict.how]
     assert len(waits) > 15 and missed == []

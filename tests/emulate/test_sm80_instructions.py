@@ -53,7 +53,7 @@ def run(operation: str, inputs: Array, outputs: int, variables: str = "") -> Arr
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_warp_products(kind: str) -> None:
-    """Operands are made as matrices and dealt to lanes as the ISA's fragment tables say; every sum is exact."""
+    """Operands are made as matrices and assigned to lanes as the ISA's fragment tables say; every sum is exact."""
     random = np.random.default_rng(1)
     dtype = TYPES[kind]
     a, b, c = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((16, 16), (16, 8), (16, 8)))

@@ -230,7 +230,7 @@ def refused(what: str, *parts: str, **options: Any) -> None:
 
 def test_products_of_a_warpgroup_wait_for_each_other() -> None:
     sixteen(READY, GROUP, DONE)
-    sixteen(READY, GROUP, DONE, races="letter")
+    sixteen(READY, GROUP, DONE, races="specified")
     refused(r"no fence\.proxy\.async", ONES.format(fence=""), GROUP, DONE)
     refused(r"is used before wgmma\.wait_group", READY, GROUP)
     refused(r"without a wgmma\.fence", READY, GROUP.replace("wgmma.fence.sync.aligned;", ""), DONE)
@@ -238,10 +238,10 @@ def test_products_of_a_warpgroup_wait_for_each_other() -> None:
     early = "st.shared.u32 [%r2+-64], %r3;"
     read, wrote = "thread .* writes .* a wgmma of .* read or was still", "a wgmma of .* reads .* that thread .* wrote"
     race = f"race: ({read}|{wrote}) .*nothing orders the two"
-    refused(race, READY, GROUP, early, DONE, races="practice")
+    refused(race, READY, GROUP, early, DONE, races="hardware")
     # What the other warps' threads still wait for counts too; behind a barrier all have waited.
-    refused(race, READY, GROUP, DONE, early, races="practice")
-    sixteen(READY, GROUP, DONE, "bar.sync 0;", early, races="letter")
+    refused(race, READY, GROUP, DONE, early, races="hardware")
+    sixteen(READY, GROUP, DONE, "bar.sync 0;", early, races="specified")
 
 
 def test_a_wait_leaves_the_newest_groups_alone() -> None:
@@ -308,17 +308,17 @@ def test_descriptors_begin_where_the_swizzle_does(change: str, what: str) -> Non
 def test_a_proxy_fence_covers_only_what_it_is_ordered_behind() -> None:
     """A fence of every thread before the others' writes are known, where that of the issuing thread must be behind."""
     for fence in (FENCE, "bar.sync 0;" + FENCE):
-        sixteen(ONES.format(fence=fence), GROUP, DONE, races="letter")
+        sixteen(ONES.format(fence=fence), GROUP, DONE, races="specified")
     early = ONES.replace("{fence}", FENCE).replace(
         "bar.sync 0;", "bar.sync 0; st.shared.u32 [%r2+-4], %r3; bar.sync 0;"
     )
-    refused(r"no fence\.proxy\.async", early.format(), GROUP, DONE, races="practice")
+    refused(r"no fence\.proxy\.async", early.format(), GROUP, DONE, races="hardware")
     # The first thread alone fences, before it knows of the others' writes.
     alone = "setp.eq.s32 %p2, %r0, 0; @%p2 " + FENCE
-    refused(r"no fence\.proxy\.async", ONES.format(fence=alone), GROUP, DONE, races="practice")
+    refused(r"no fence\.proxy\.async", ONES.format(fence=alone), GROUP, DONE, races="hardware")
     sixteen(
         ONES.format(fence="bar.sync 0; " + alone),
         GROUP.replace("wgmma.fence", "bar.sync 0; wgmma.fence"),
         DONE,
-        races="letter",
+        races="specified",
     )

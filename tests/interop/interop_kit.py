@@ -104,8 +104,8 @@ def contents(subject: Subject, count: int) -> list[dict[str, Any]]:
     return [first, *({**inputs, **options} for inputs in others)]
 
 
-def companion_problems() -> Iterator[Problem]:
-    """Every companion, plain and with options."""
+def related_problems() -> Iterator[Problem]:
+    """Every related function, plain and with options."""
 
     def problem(name: str, tag: str, **inputs: Any) -> Problem:
         return Problem(f"{name}-{tag}", declared(name), lambda: dict(inputs))

@@ -156,7 +156,7 @@ def test_outputs_over_inputs_are_refused(entry: registry.OperatorEntry) -> None:
     assert tried
 
 
-@pytest.mark.parametrize("problem", (*kit.operator_problems(1), *kit.companion_problems()), ids=lambda p: p.name)
+@pytest.mark.parametrize("problem", (*kit.operator_problems(1), *kit.related_problems()), ids=lambda p: p.name)
 def test_arrays_on_a_device_that_is_not_there_are_our_error(problem: kit.Problem) -> None:
     """Whatever works first, the plan, the outputs or the workspace."""
     inputs = kit.without_requests(problem.inputs())
@@ -169,7 +169,7 @@ def test_arrays_on_a_device_that_is_not_there_are_our_error(problem: kit.Problem
     assert str(caught.value)
 
 
-def test_views_pass_the_door_as_they_are() -> None:
+def test_views_pass_validation_as_they_are() -> None:
     """What a foreign-function handler knows of an array is enough, and is not changed."""
     from cupymla import device, tensor
 

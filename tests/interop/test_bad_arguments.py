@@ -28,7 +28,7 @@ def fullest(problems: list[kit.Problem]) -> kit.Problem:
     return max(problems, key=extent)
 
 
-PROBLEMS = [*kit.operator_problems(1), *kit.companion_problems()]
+PROBLEMS = [*kit.operator_problems(1), *kit.related_problems()]
 BY_NAME = {
     name: fullest([problem for problem in PROBLEMS if problem.declaration.name == name])
     for name in dict.fromkeys(problem.declaration.name for problem in PROBLEMS)

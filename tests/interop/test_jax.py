@@ -31,7 +31,7 @@ def on_cpu() -> Iterator[None]:
         yield
 
 
-PROBLEMS = [*kit.covering(kit.operator_problems(per_intent=2)), *kit.companion_problems()]
+PROBLEMS = [*kit.covering(kit.operator_problems(per_intent=2)), *kit.related_problems()]
 
 
 def results_of(made: Any) -> tuple[np.ndarray[Any, Any], ...]:

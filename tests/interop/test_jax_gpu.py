@@ -58,7 +58,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def require_right(subject: Subject, inputs: dict[str, Any], results: Any) -> None:
-    """The law of `testing.compare`, against both references."""
+    """The accuracy criterion of `testing.compare`, against both references."""
     got = results if isinstance(results, tuple) else (results,)
     same, exact = subject.reference(inputs, "same"), subject.reference(inputs, "float64")
     rows = zip(subject.outputs, got, same, exact, strict=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interop_kit import Problem, companion_problems, facts_of, operator_problems
+from interop_kit import Problem, facts_of, operator_problems, related_problems
 
 from cupymla import arch as arches
 from cupymla.interop.call import complete
@@ -27,7 +27,7 @@ ELSEWHERE = {
 def cheapest() -> Iterator[Problem]:
     """One problem of each function with a kernel for Hopper."""
     seen = set(ELSEWHERE)
-    for problem in (*operator_problems(1), *companion_problems()):
+    for problem in (*operator_problems(1), *related_problems()):
         if problem.declaration.name not in seen:
             seen.add(problem.declaration.name)
             yield problem

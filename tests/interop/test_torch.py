@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from cupymla.interop import torch as mla  # noqa: E402 - only where there is torch
 
-PROBLEMS = [*kit.operator_problems(per_intent=2), *kit.companion_problems()]
+PROBLEMS = [*kit.operator_problems(per_intent=2), *kit.related_problems()]
 PLAIN = {problem.declaration.name: problem for problem in reversed(PROBLEMS)}
 CARRIERS = {1: np.uint8, 2: np.int16}
 
@@ -56,7 +56,7 @@ def test_same_bits(problem: kit.Problem) -> None:
 # opcheck compares what an operator got with what it was before, which torch cannot with some arrays of 8-bit floats.
 NO_OPCHECK = {"reshape_and_cache-fp8", "dequantize_fp8-plain", "indexer_k_quant_and_cache-fp8"}
 CHECKED = [p for p in kit.operator_problems(per_intent=1) if p.name.endswith(("-shapes", "-options", "-strides"))]
-CHECKED += [p for p in kit.companion_problems() if p.name not in NO_OPCHECK]
+CHECKED += [p for p in kit.related_problems() if p.name not in NO_OPCHECK]
 
 
 @pytest.mark.parametrize("problem", CHECKED, ids=lambda problem: problem.name)
@@ -180,13 +180,13 @@ def test_autograd_notices_what_is_written_in_place(name: str) -> None:
 
 def test_results_come_from_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA-graph pools and memory limits hold only for memory that torch has handed out itself."""
-    from cupymla import tensor as door
+    from cupymla import tensor as arrays
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("allocated outside of torch")
 
-    monkeypatch.setattr(door, "allocate", refuse)
-    monkeypatch.setattr(door, "from_numpy", refuse)
+    monkeypatch.setattr(arrays, "allocate", refuse)
+    monkeypatch.setattr(arrays, "from_numpy", refuse)
     q, kv, indices, _ = selection()
     out, _, _ = mla.sparse_mla_fwd(q.detach(), kv.detach(), indices)
     assert out.shape == (6, 4, 512)

@@ -164,8 +164,8 @@ def test_cuda_graphs_of_every_operator_follow_new_contents(name: str, mla: Any) 
         require_right(subject, kit.without_requests(inputs), results)
 
 
-@pytest.mark.parametrize("problem", kit.companion_problems(), ids=lambda problem: problem.name)
-def test_cuda_graphs_of_every_companion_repeat_the_call(problem: kit.Problem, mla: Any) -> None:
+@pytest.mark.parametrize("problem", kit.related_problems(), ids=lambda problem: problem.name)
+def test_cuda_graphs_of_every_related_function_repeat_the_call(problem: kit.Problem, mla: Any) -> None:
     inputs, function = problem.inputs(), getattr(mla, problem.declaration.name)
     given, expected = on_device(inputs), function(**on_device(inputs))
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""The example that trains: both twins run, leave their curves, and learn; without kernels it says what is missing."""
+"""The example that trains: both models run, leave their curves, and learn; without kernels it says what is missing."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def clear_batch(model_torch: Any, network: Any, text: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["dense", "indexer"])
-def test_the_twins_compute_the_same(dsa: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_models_compute_the_same(dsa: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With equal parameters: losses, and the gradient of every parameter."""
     import torch
 
@@ -194,10 +194,10 @@ def test_the_twins_compute_the_same(dsa: Any, kind: str, monkeypatch: pytest.Mon
     with on_cpu:
         graded = jax.grad(model_jax.losses, has_aux=True)
         grads, parts = graded(params, batch, size, kind, jax.random.key(0))
-    twin = network(torch.from_numpy(batch), kind)
-    (twin["loss"] + size.kl_weight * twin["kl"]).backward()
+    other = network(torch.from_numpy(batch), kind)
+    (other["loss"] + size.kl_weight * other["kl"]).backward()
     for name in ("loss", "kl"):
-        assert float(twin[name].detach()) == pytest.approx(float(parts[name]), rel=1e-3)
+        assert float(other[name].detach()) == pytest.approx(float(parts[name]), rel=1e-3)
     for name, parameter in network.named_parameters():
         wanted = named(grads, name)
         # Queries, tokens and outputs are rounded to bfloat16 on the way.

@@ -15,7 +15,7 @@ PROBLEM = spec.Problem(
 ORDERED = spec.Options(deterministic=True)
 HOPPER = arch.named("sm_90a")
 LISTS = ["clear", "count", "scan", "place"]
-"""The stages that list slots."""
+"""The stages that list entries."""
 
 
 def planned(problem: spec.Problem = PROBLEM, target: arch.Arch = HOPPER, **shared: object) -> plan.Plan:

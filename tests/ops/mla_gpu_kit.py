@@ -32,7 +32,7 @@ class OnGpu:
         return host, operators.arguments_on(cp, host)
 
     def require_right(self, host: dict[str, Any], results: Any, given: dict[str, Any] | None = None) -> None:
-        """CuPy results keep the comparison law against what the reference makes of the host's arguments.
+        """CuPy results meet the accuracy criterion against what the reference makes of the host's arguments.
 
         Args:
             host: the arguments.

@@ -2,7 +2,7 @@
 
 Gradients are by torch's autograd.
 
-Nothing that is computed here is shared with the package. The slots that count are found one by one in plain Python; a
+Nothing that is computed here is shared with the package. The entries that count are found one by one in plain Python; a
 token named by m of them enters the dense softmax with weight m.
 """
 
@@ -38,7 +38,7 @@ _SCORES = 1 << 23
 class Oracle:
     """Everything the operators give, float64, with a batch axis where the arguments have one.
 
-    dist is per slot and without the sink; p is unscaled. The gradients are those of sum(out * dout).
+    dist is per entry and without the sink; p is unscaled. The gradients are those of sum(out * dout).
     """
 
     out: Array
@@ -53,11 +53,11 @@ class Oracle:
     valid: Array
 
 
-def counts_slot(
-    t: int, slot: int, query: int, s_kv: int, length: int | None, causal: bool, q_start: int, k_stride: int
+def counts_entry(
+    t: int, entry: int, query: int, s_kv: int, length: int | None, causal: bool, q_start: int, k_stride: int
 ) -> bool:
-    """Whether one slot counts, from the definition."""
-    if not 0 <= t < s_kv or (length is not None and slot >= length):
+    """Whether one entry counts, from the definition."""
+    if not 0 <= t < s_kv or (length is not None and entry >= length):
         return False
     return not causal or t <= math.trunc(Fraction(q_start + query + 1 - k_stride, k_stride))
 
@@ -69,8 +69,8 @@ def valid_mask(
     valid = np.zeros(indices.shape, bool)
     for query, row in enumerate(indices.tolist()):
         length = None if topk_length is None else int(topk_length[query])
-        for slot, t in enumerate(row):
-            valid[query, slot] = counts_slot(t, slot, query, s_kv, length, causal, q_start, k_stride)
+        for entry, t in enumerate(row):
+            valid[query, entry] = counts_entry(t, entry, query, s_kv, length, causal, q_start, k_stride)
     return valid
 
 
@@ -128,10 +128,10 @@ def _queries_joined(blocks: list[Oracle], dkv: Array) -> Oracle:
 
 
 def _empty(q: Array, kv: Array, indices: Array) -> Oracle:
-    heads, slots = np.zeros(q.shape[:3]), np.zeros((*q.shape[:2], indices.shape[-1]))
+    heads, entries = np.zeros(q.shape[:3]), np.zeros((*q.shape[:2], indices.shape[-1]))
     out, p = np.zeros((*q.shape[:3], D_V)), np.zeros((*q.shape[:3], indices.shape[-1]))
     d_sink = np.zeros(q.shape[2])
-    return Oracle(out, heads, heads, np.zeros(q.shape), np.zeros(kv.shape), d_sink, p, heads, slots, slots > 0)
+    return Oracle(out, heads, heads, np.zeros(q.shape), np.zeros(kv.shape), d_sink, p, heads, entries, entries > 0)
 
 
 def _solve_one(
@@ -147,8 +147,8 @@ def _solve_one(
     """Of some queries; their part of dkv, of all tokens, is added in place: a long context has no room for many."""
     s_q, heads, d_qk = q.shape
     multiplicity = np.zeros((s_q, kv.shape[0]))
-    for query, slot in np.argwhere(valid):
-        multiplicity[query, indices[query, slot]] += 1
+    for query, entry in np.argwhere(valid):
+        multiplicity[query, indices[query, entry]] += 1
     named = np.flatnonzero(multiplicity.any(axis=0))
     scale = 1 / math.sqrt(d_qk) if sm_scale is None else sm_scale
     rows = np.flatnonzero(multiplicity.any(axis=1))

@@ -36,16 +36,16 @@ def record_fields(file: Path, record: str) -> list[tuple[str, Any]]:
     return fields
 
 
-def require_twin(twin: type[ctypes.Structure], file: str, record: str = "Parameters") -> None:
+def require_mirrored(mirrored: type[ctypes.Structure], file: str, record: str = "Parameters") -> None:
     """A record in Python has the members of the one in `file`, a path below cuda/.
 
     Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes.
     """
-    assert [(field[0], field[1]) for field in twin._fields_] == record_fields(CUDA / file, record)
+    assert [(field[0], field[1]) for field in mirrored._fields_] == record_fields(CUDA / file, record)
 
 
-class Dealt(Protocol):
-    """Queries dealt to CTAs: first those that take several each, then those that take one."""
+class Assigned(Protocol):
+    """Queries assigned to CTAs: first those that take several each, then those that take one."""
 
     @property
     def groups(self) -> int: ...
@@ -54,8 +54,8 @@ class Dealt(Protocol):
     def group_tokens(self) -> int: ...
 
 
-def queries_of(dealt: Dealt, index: int) -> range:
-    """What the CTA of that number takes; the twin of `QueryRange` in sparse_query.cuh."""
-    grouped = index < dealt.groups
-    first = index * dealt.group_tokens if grouped else dealt.groups * (dealt.group_tokens - 1) + index
-    return range(first, first + (dealt.group_tokens if grouped else 1))
+def queries_of(assigned: Assigned, index: int) -> range:
+    """What the CTA of that number takes; as `QueryRange` in sparse_query.cuh."""
+    grouped = index < assigned.groups
+    first = index * assigned.group_tokens if grouped else assigned.groups * (assigned.group_tokens - 1) + index
+    return range(first, first + (assigned.group_tokens if grouped else 1))

@@ -13,7 +13,7 @@ from cupymla.ops.mla_reference import select
 OPERATORS = ("sparse_mla_fwd", "attn_dist", "sparse_mla_bwd")
 
 _HEADS = (1, 5, 8, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 160)
-_SLOTS = (1, 2, 7, 31, 63, 64, 65, 100, 127, 128, 129, 192, 250, 320)
+_TOPKS = (1, 2, 7, 31, 63, 64, 65, 100, 127, 128, 129, 192, 250, 320)
 _TOKENS = (1, 3, 20, 64, 100, 300, 700, 5000)
 _LARGEST = 2**30  # of q_start and k_stride
 
@@ -25,7 +25,7 @@ def problems(draw: st.DrawFn, operator: str, most_flops: float) -> MlaCase:
     def pick(*values: Any) -> Any:
         return draw(st.sampled_from(values))
 
-    h_q, topk, d_qk = pick(*_HEADS), pick(*_SLOTS), pick(576, 512)
+    h_q, topk, d_qk = pick(*_HEADS), pick(*_TOPKS), pick(576, 512)
     per_query = 2 * h_q * topk * d_qk
     batch = pick(None, None, 1, 3)
     s_q = draw(st.integers(1, max(1, min(17, int(most_flops / per_query / (batch or 1))))))

@@ -16,7 +16,7 @@ from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 
 @pytest.mark.parametrize("case", quick("attn_dist"), ids=lambda case: case.name)
 def test_reference_agrees_with_a_dense_softmax(case: MlaCase) -> None:
-    """Catches a wrong mask, base or normalisation, and weight on slots that do not count."""
+    """Catches a wrong mask, base or normalisation, and weight on entries that do not count."""
     arguments = cases.inputs(case, seed=1)
     expected = solve(**arguments)
     arguments["lse"] = expected.lse / math.log(2) if case.softmax.lse_base == "2" else expected.lse

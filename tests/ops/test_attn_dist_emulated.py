@@ -1,4 +1,4 @@
-"""The Blackwell kernel of attn_dist on the host emulator: its own plan and binding keep the comparison law."""
+"""The Blackwell kernel of attn_dist on the host emulator: its own plan and binding meet the accuracy criterion."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SUBJECT = Subject("attn_dist")
 
 
 @pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
-def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
+def test_kernel_meets_the_accuracy_criterion(case: MlaCase, mode: str) -> None:
     check(SUBJECT, case, mode)
 
 
 WALKS = (
-    # A pair of CTAs: every ring comes round, heads are padded, and the last pass has fewer than 128 of them.
+    # A pair of CTAs: every ring comes round, heads are padded, and the last head block has fewer than 128 of them.
     sized(161, 512, 600, 4, 700, "_pair", "masks", lengths="hostile", selection="full", normalize="l1"),
-    # One CTA, and rows that end in blocks without a valid slot.
+    # One CTA, and rows that end in blocks without a valid entry.
     sized(33, 576, 600, 7, 700, "_one", "masks", lengths="hostile", selection="empty", normalize="l1"),
 )
 
 
 @pytest.mark.parametrize(("case", "mode"), [(WALKS[0], "random"), (WALKS[1], "lazy")], ids=["pair", "one CTA"])
 def test_a_cluster_walks_several_queries_of_many_blocks(case: MlaCase, mode: str) -> None:
-    """Stages, accumulators, Q, passes and row sums are used again, past queries without a slot."""
+    """Stages, accumulators, Q, head blocks and row sums are used again, past queries without an entry."""
     cluster = 2 if case.h_q > 64 else 1
     (launch,) = check(SUBJECT, case, mode, multiprocessors=cluster)
     assert (launch.grid, launch.cluster) == ((cluster, 1, 1), cluster)
@@ -48,7 +48,7 @@ def dist(inputs: dict[str, Any], mode: Any, seed: int, multiprocessors: int) -> 
         return machine.run(SUBJECT, inputs)[0]
 
 
-def test_the_same_bits_whatever_the_order_and_however_slots_are_dealt() -> None:
+def test_the_same_bits_whatever_the_order_and_however_entries_are_assigned() -> None:
     case = sized(65, 512, 600, 1, 700, "_bits", "shapes")
     inputs = SUBJECT.cases.inputs(case, 3)
     first = dist(inputs, "eager", 1, 2)
@@ -77,7 +77,7 @@ def test_keys_are_gathered_from_any_layout(layout: str) -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_infinities_of_a_selected_key_stay_in_its_slot(sign: float) -> None:
+def test_infinities_of_a_selected_key_stay_in_its_entry(sign: float) -> None:
     """Heads that pad the product meet them as zero times infinity."""
     case = sized(20, 512, 65, 1, 90, "_infinite", "options", selection="full")
     inputs = SUBJECT.cases.inputs(case, 6)
@@ -93,7 +93,7 @@ def test_infinities_of_a_selected_key_stay_in_its_slot(sign: float) -> None:
 CHANGING = [
     pytest.param(sized(33, 512, 530, 7, 600, "_changing", "masks", selection="full", normalize="l1"), id="one CTA"),
     pytest.param(sized(65, 512, 530, 7, 600, "_changing", "masks", selection="full", normalize="l1"), id="pair"),
-    pytest.param(sized(140, 512, 530, 8, 600, "_changing", "masks", selection="full"), id="pair, two passes"),
+    pytest.param(sized(140, 512, 530, 8, 600, "_changing", "masks", selection="full"), id="pair, two head blocks"),
 ]
 
 
@@ -130,12 +130,12 @@ def test_tensor_memory_and_shared_memory_are_within_budget(source: build.KernelS
     assert facts["tmem_columns"] <= 512 and facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
 
 
-@pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
-def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_heads", plan.BLOCK_HEADS)
+def test_instructions_are_those_that_the_design_counts_on(block_heads: int, tmp_path: Path) -> None:
     """One thread issues products and gathers, without the loops over lanes that the compiler makes where it cannot
     tell; Tensor Memory is read 32 columns at a time, arithmetic is in pairs."""
-    sass = machine_code(build.cubin(plan.variant(arch.named("sm_100f"), pass_heads=pass_heads)), tmp_path)
-    pair = r"\.2CTA" if pass_heads == 128 else r""
+    sass = machine_code(build.cubin(plan.variant(arch.named("sm_100f"), block_heads=block_heads)), tmp_path)
+    pair = r"\.2CTA" if block_heads == 128 else r""
     counts = {name: len(re.findall(name, sass)) for name in (rf"UTCHMMA{pair} ", rf"GATHER4{pair} ", "FFMA2 ")}
     assert list(counts.values()) == [4, 8, 64], counts
     assert len(re.findall(r"LDTM\.x32", sass)) == 3

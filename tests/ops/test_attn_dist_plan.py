@@ -1,4 +1,4 @@
-"""What the host tells the kernel: the parameter record, and how queries and their slots are dealt to CTAs."""
+"""What the host tells the kernel: the parameter record, and how queries and their entries are assigned to CTAs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import MLA, queries_of, require_twin
+from plan_kit import MLA, queries_of, require_mirrored
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.build.source import KernelSource
@@ -24,17 +24,17 @@ def problem(normalize: str | None = None, **sizes: int) -> Problem:
 
 @pytest.mark.parametrize("source", plan.sources(), ids=str)
 def test_parameter_record_is_the_one_that_the_kernel_reads(source: KernelSource) -> None:
-    require_twin(records.record(source), f"{Path(source.path).parent}/params.cuh")
+    require_mirrored(records.record(source), f"{Path(source.path).parent}/params.cuh")
 
 
-def covered(dealt: plan.Deal, row_blocks: int) -> list[tuple[int, int]]:
-    """(query, block) of each CTA in turn; the twin of `Walk` in walk.cuh."""
+def covered(assigned: plan.Assignment, row_blocks: int) -> list[tuple[int, int]]:
+    """(query, block) of each CTA in turn; as `TileIterator` in tile_iterator.cuh."""
     places = []
-    for cta in range(dealt.ctas):
-        index, part = divmod(cta, dealt.slices)
-        blocks = range(part * dealt.slice_blocks, min((part + 1) * dealt.slice_blocks, row_blocks))
+    for cta in range(assigned.ctas):
+        index, part = divmod(cta, assigned.slices)
+        blocks = range(part * assigned.slice_blocks, min((part + 1) * assigned.slice_blocks, row_blocks))
         assert blocks, "a CTA without work"
-        places += [(query, block) for query in queries_of(dealt, index) for block in blocks]
+        places += [(query, block) for query in queries_of(assigned, index) for block in blocks]
     return places
 
 
@@ -44,26 +44,26 @@ def covered(dealt: plan.Deal, row_blocks: int) -> list[tuple[int, int]]:
     multiprocessors=st.integers(1, 200),
     normalize=st.sampled_from([None, "l1"]),
 )
-def test_every_block_of_every_query_is_dealt_once(
+def test_every_block_of_every_query_is_assigned_once(
     tokens: int, topk: int, multiprocessors: int, normalize: str | None
 ) -> None:
-    dealt = plan.deal_at_once(tokens, topk, normalize is not None, 64, multiprocessors)
+    assigned = plan.assign_at_once(tokens, topk, normalize is not None, 64, multiprocessors)
     row_blocks = -(-topk // 64)
-    assert sorted(covered(dealt, row_blocks)) == [(t, b) for t in range(tokens) for b in range(row_blocks)]
+    assert sorted(covered(assigned, row_blocks)) == [(t, b) for t in range(tokens) for b in range(row_blocks)]
     if normalize:
-        assert dealt.slices == 1
-    if dealt.slices > 1:
-        assert dealt.ctas <= multiprocessors
+        assert assigned.slices == 1
+    if assigned.slices > 1:
+        assert assigned.ctas <= multiprocessors
 
 
-def covered_in_turn(dealt: plan.Deal, cluster: int, tokens: int, row_blocks: int) -> list[tuple[int, int]]:
-    """(query, block) of each cluster in turn; the twin of `Planner` in sm100/planner.cuh."""
-    places, clusters = [], dealt.ctas // cluster
+def covered_in_turn(assigned: plan.Assignment, cluster: int, tokens: int, row_blocks: int) -> list[tuple[int, int]]:
+    """(query, block) of each cluster in turn; as `Planner` in sm100/planner.cuh."""
+    places, clusters = [], assigned.ctas // cluster
     for first in range(clusters):
-        items = range(first, tokens * dealt.slices, clusters)
+        items = range(first, tokens * assigned.slices, clusters)
         assert items, "a cluster without work"
-        for token, part in (divmod(item, dealt.slices) for item in items):
-            blocks = range(part * dealt.slice_blocks, min((part + 1) * dealt.slice_blocks, row_blocks))
+        for token, part in (divmod(item, assigned.slices) for item in items):
+            blocks = range(part * assigned.slice_blocks, min((part + 1) * assigned.slice_blocks, row_blocks))
             assert blocks, "a slice without blocks"
             places += [(token, b) for b in blocks]
     return places
@@ -76,30 +76,30 @@ def covered_in_turn(dealt: plan.Deal, cluster: int, tokens: int, row_blocks: int
     cluster=st.sampled_from([1, 2]),
     normalize=st.sampled_from([None, "l1"]),
 )
-def test_every_block_is_dealt_once_in_turn(
+def test_every_block_is_assigned_once_in_turn(
     tokens: int, topk: int, multiprocessors: int, cluster: int, normalize: str | None
 ) -> None:
-    block_slots = 128 * cluster
-    dealt = plan.deal_in_turn(tokens, topk, normalize is not None, block_slots, multiprocessors, cluster)
-    row_blocks = -(-topk // block_slots)
-    found = covered_in_turn(dealt, cluster, tokens, row_blocks)
+    tile_keys = 128 * cluster
+    assigned = plan.assign_in_turn(tokens, topk, normalize is not None, tile_keys, multiprocessors, cluster)
+    row_blocks = -(-topk // tile_keys)
+    found = covered_in_turn(assigned, cluster, tokens, row_blocks)
     assert sorted(found) == [(t, b) for t in range(tokens) for b in range(row_blocks)]
-    assert dealt.ctas % cluster == 0 and dealt.ctas <= max(multiprocessors, cluster)
+    assert assigned.ctas % cluster == 0 and assigned.ctas <= max(multiprocessors, cluster)
     if normalize:
-        assert dealt.slices == 1
+        assert assigned.slices == 1
 
 
 def test_one_query_keeps_many_multiprocessors_busy() -> None:
-    assert plan.deal_at_once(1, 2048, False, 64, 132).ctas == 32
-    assert plan.deal_at_once(16, 2048, False, 64, 132).ctas == 16 * 8
-    assert plan.deal_at_once(1, 2048, True, 64, 132).ctas == 1
+    assert plan.assign_at_once(1, 2048, False, 64, 132).ctas == 32
+    assert plan.assign_at_once(16, 2048, False, 64, 132).ctas == 16 * 8
+    assert plan.assign_at_once(1, 2048, True, 64, 132).ctas == 1
 
 
-@pytest.mark.parametrize(("h_q", "pass_heads"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 128), (1000, 128)])
+@pytest.mark.parametrize(("h_q", "block_heads"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 128), (1000, 128)])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
-def test_heads_of_a_pass(h_q: int, pass_heads: int, target: str) -> None:
+def test_heads_of_a_head_block(h_q: int, block_heads: int, target: str) -> None:
     chosen = plan.plan(problem(h_q=h_q), arch.named(target), 132)
-    assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == pass_heads
+    assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == block_heads
 
 
 @given(
@@ -107,11 +107,13 @@ def test_heads_of_a_pass(h_q: int, pass_heads: int, target: str) -> None:
     s_q=st.integers(0, 300),
     multiprocessors=st.integers(1, 40),
 )
-def test_every_bunch_is_dealt_once(batch: int, s_q: int, multiprocessors: int) -> None:
-    dealt = plan.deal_bunches(s_q, batch, 2048, multiprocessors)
-    bunches = [bunch for cta in range(dealt.ctas) for bunch in range(cta, dealt.groups, dealt.ctas)]
-    assert sorted(bunches) == list(range(batch * -(-s_q // plan.JOINT_QUERIES)))
-    assert dealt.ctas <= multiprocessors
+def test_every_query_group_is_assigned_once(batch: int, s_q: int, multiprocessors: int) -> None:
+    assigned = plan.assign_query_groups(s_q, batch, 2048, multiprocessors)
+    query_groups = [
+        query_group for cta in range(assigned.ctas) for query_group in range(cta, assigned.groups, assigned.ctas)
+    ]
+    assert sorted(query_groups) == list(range(batch * -(-s_q // plan.GROUP_SIZE)))
+    assert assigned.ctas <= multiprocessors
 
 
 MANY = {"h_q": 16, "s_q": 4096, "topk": 2048, "s_kv": 8192}
@@ -128,27 +130,27 @@ MANY = {"h_q": 16, "s_q": 4096, "topk": 2048, "s_kv": 8192}
         ({"s_kv": 16385}, 1),
         ({"s_kv": 0}, 1),
         ({"topk": 64}, 1),  # neighbours have hardly a row in common
-        ({"s_q": 100}, 1),  # bunches would leave most multiprocessors idle
+        ({"s_q": 100}, 1),  # query groups would leave most multiprocessors idle
         ({"s_q": 0}, 1),
     ],
     ids=str,
 )
-def test_neighbours_take_their_rows_together_where_that_pays(sizes: dict[str, int], queries: int) -> None:
+def test_neighbours_are_packed_where_that_pays(sizes: dict[str, int], queries: int) -> None:
     wanted = problem(None, **(MANY | sizes))
     chosen = plan.plan(wanted, arch.named("sm_90a"), 132)
     assert chosen.queries == queries
-    assert chosen.source.path == (plan.JOINT_SOURCES if queries > 1 else plan.SOURCES)["sm_90a"]
+    assert chosen.source.path == (plan.GROUP_SOURCES if queries > 1 else plan.SOURCES)["sm_90a"]
     assert plan.plan(wanted, arch.named("sm_100f"), 132).queries == 1
 
 
-def test_limits_of_bunches_are_those_that_the_kernel_has_room_for() -> None:
-    config = Path(__file__).resolve().parents[2] / "cuda/attn_dist/sm90/joint_config.cuh"
+def test_limits_of_query_groups_are_those_that_the_kernel_has_room_for() -> None:
+    config = Path(__file__).resolve().parents[2] / "cuda/attn_dist/sm90/packed_config.cuh"
     found = dict(re.findall(r"constexpr int (k\w+) = (\d+);", config.read_text()))
-    assert {name: int(found[name]) for name in ("kQueries", "kQueryHeads", "kMaxSlots", "kMaxTokens")} == {
-        "kQueries": plan.JOINT_QUERIES,
-        "kQueryHeads": plan.JOINT_HEADS,
-        "kMaxSlots": plan.JOINT_SLOTS,
-        "kMaxTokens": plan.JOINT_TOKENS,
+    assert {name: int(found[name]) for name in ("kQueries", "kQueryHeads", "kMaxEntries", "kMaxTokens")} == {
+        "kQueries": plan.GROUP_SIZE,
+        "kQueryHeads": plan.GROUP_HEADS,
+        "kMaxEntries": plan.GROUP_TOPK,
+        "kMaxTokens": plan.GROUP_TOKENS,
     }
 
 
@@ -176,7 +178,7 @@ def test_other_architectures_are_named(name: str) -> None:
     ("word", "value"),
     [
         *[("queries", value) for value in (0, 2, 16, "8", 8.0, True, None, 10**5000)],
-        *[("pass_heads", value) for value in (32, "64", 64.0, True, None, 10**5000)],
+        *[("block_heads", value) for value in (32, "64", 64.0, True, None, 10**5000)],
         *[("d_qk", value) for value in (128, "576", 576.0, None, 10**5000)],
         *[("dtype", value) for value in ("float32", 16, None, 10**5000)],
     ],
@@ -188,6 +190,6 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
     assert (caught.value.operator, caught.value.argument) == ("attn_dist", word)
 
 
-def test_blackwell_has_no_kernel_for_bunches() -> None:
+def test_blackwell_has_no_kernel_for_query_groups() -> None:
     with pytest.raises(InputError, match="'queries': expected 1 on sm_100f, got 8"):
         plan.variant(arch.named("sm_100f"), queries=8)

@@ -224,7 +224,7 @@ def test_a_device_that_is_not_current_is_made_so(machine: Emulated, kit: Kit, mo
     x = floats(machine, 4)
     kit(x), kit(x)
     monkeypatch.setattr(driver, "is_current", lambda index: False)
-    monkeypatch.setattr(kit.calls, "_returned", lambda *_: "the long way")
+    monkeypatch.setattr(kit.calls, "_returned", lambda *_: "the slow path")
     entered: list[int] = []
     on_device = driver.on_device
 
@@ -233,7 +233,7 @@ def test_a_device_that_is_not_current_is_made_so(machine: Emulated, kit: Kit, mo
         return on_device(index)
 
     monkeypatch.setattr(driver, "on_device", noted)
-    assert kit(x) == "the long way" and entered == [0]
+    assert kit(x) == "the slow path" and entered == [0]
 
 
 def test_what_equals_a_checked_option_is_not_taken_for_it(machine: Emulated, kit: Kit) -> None:
@@ -425,7 +425,7 @@ def test_an_operators_call_within_a_call_takes_nothing_from_it(
     seen = launches_of(machine, monkeypatch)
     call = getattr(cupymla, name)
     if way == "long":
-        monkeypatch.setattr(Calls, "again", lambda *_: None)
+        monkeypatch.setattr(Calls, "cached", lambda *_: None)
     made: list[DeviceArray] = []
 
     def allocate(shape: tuple[int, ...], dtype: Any) -> DeviceArray:

@@ -83,7 +83,7 @@ def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
     "source",
     [
         next(s for s in gemv_plan.sources() if s.path.endswith("/quantize.cu") and s.arch == "sm_90"),
-        xl_plan.companion("spread_bias", "sm_90", query=32),
+        xl_plan.auxiliary("spread_bias", "sm_90", query=32),
     ],
     ids=str,
 )

@@ -1,5 +1,5 @@
-"""Scores that are exact in natural units, and large: where the comparison law leaves no room for what a kernel rounds
-that works in units of log2. In the engine."""
+"""Scores that are exact in natural units, and large: where the accuracy criterion leaves no room for what a kernel
+rounds that works in units of log2. In the engine."""
 
 from __future__ import annotations
 

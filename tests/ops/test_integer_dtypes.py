@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_door_says_how_numpy_converts(call: str) -> None:
+def test_every_validation_says_how_numpy_converts(call: str) -> None:
     argument, run = CALLS[call]
     with pytest.raises(InputError) as caught:
         run(np.asarray, IDS)
@@ -49,7 +49,7 @@ def test_every_door_says_how_numpy_converts(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_door_says_how_torch_converts_and_that_is_enough(call: str) -> None:
+def test_every_validation_says_how_torch_converts_and_that_is_enough(call: str) -> None:
     torch: Any = pytest.importorskip("torch")
     argument, run = CALLS[call]
     with pytest.raises(InputError, match=rf"'{argument}': expected dtype int32, got .*int64: pass {argument}\.to\("):

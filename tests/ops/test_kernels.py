@@ -1,4 +1,4 @@
-"""Every kernel on this machine's GPU, every case: right by the comparison law, and the same bits each time.
+"""Every kernel on this machine's GPU, every case: right by the accuracy criterion, and the same bits each time.
 
 A run in which all cases of an operator pass writes its evidence.
 """
@@ -44,7 +44,7 @@ def kernel_here(subject: Subject, name: str) -> KernelEntry:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("operator", "name", "case"), params(Subject.cases_of))
-def test_kernel_keeps_the_law(operator: str, name: str, case: Case, evidence: Recorder) -> None:
+def test_kernel_meets_the_accuracy_criterion(operator: str, name: str, case: Case, evidence: Recorder) -> None:
     subject = Subject(operator)
     kernel = kernel_here(subject, name)
     reports = gpu.check_case(subject, kernel, case)

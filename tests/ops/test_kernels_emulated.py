@@ -1,5 +1,5 @@
 """Every kernel for sm_80 to sm_90a without a GPU: operators' own plans and bindings, run on the host machine, keep the
-comparison law. Blackwell's have tests of their own, with fewer queries.
+accuracy criterion. Blackwell's have tests of their own, with fewer queries.
 
 The cheapest cases of each intent run always: on one of the targets that share the kernel's source, for one number of
 multiprocessors out of several and in one mode, so that all targets, plans that group, that do not and that split, and
@@ -59,7 +59,7 @@ def parameters() -> Iterator[object]:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("operator", "arch", "case", "turn"), list(parameters()))
-def test_kernel_keeps_the_law(operator: str, arch: str, case: Case, turn: int) -> None:
+def test_kernel_meets_the_accuracy_criterion(operator: str, arch: str, case: Case, turn: int) -> None:
     with machine_for(operator, arch, turn) as machine:
         compare.require(machine.check(operator, case))
 

@@ -1,6 +1,6 @@
 """What the MLA operators refuse: every argument in every wrong form, named in the error, with nothing written.
 
-All four doors are held to one table, because all four take these arguments from the same code.
+All four operators are held to one table, because all four take these arguments from the same code.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def test_misaligned_address(operator: str, argument: str) -> None:
 
 
 def test_alignment_is_checked_on_every_call() -> None:
-    """The door remembers shapes and strides it has seen; the address is not one of them."""
+    """Argument validation remembers shapes and strides it has seen; the address is not one of them."""
     arguments = good("sparse_mla_fwd")
     sparse_mla_fwd(**arguments)
     refused("sparse_mla_fwd", "kv", good("sparse_mla_fwd") | {"kv": shifted(arguments["kv"], 8)})

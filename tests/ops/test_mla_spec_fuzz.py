@@ -1,4 +1,4 @@
-"""Random arguments at the doors of the MLA operators: a result or a CupymlaError, never anything else."""
+"""Random arguments of the MLA operators: a result or a CupymlaError, never anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The 4-bit formats, their companions on the CPU, and the 128x4 scale layout, against ml_dtypes and plain formulas."""
+"""The 4-bit formats, their related functions on the CPU, and the 128x4 scale layout, against ml_dtypes and plain
+formulas."""
 
 from __future__ import annotations
 
@@ -293,7 +294,8 @@ def test_blocks_too_small_for_a_scale_become_signed_zeros() -> None:
     assert not dequantize_nvfp4(packed, scales).any()
 
 
-# Forms of the companions' arguments --------------------------------------------------------------------------------
+# Forms of the arguments of related functions
+# --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
@@ -341,7 +343,7 @@ def test_what_quantize_gives_gemv_takes(fmt: str, layout: str, batch_axis: int) 
     np.testing.assert_allclose(c, np.einsum(equation, left, right), atol=2.0**-10, rtol=0)
 
 
-def companion_calls(batch_axis: int) -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]:
+def related_calls(batch_axis: int) -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]:
     """Companions with arrays and options, batched and with the batch axis where it is asked for."""
     x = wild(7, (2, 9, 48), 2)
     shown = x if batch_axis == 0 else np.moveaxis(x, 0, -1)
@@ -370,10 +372,10 @@ def bytes_of(results: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("batch_axis", [-1, 0])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("name", list(companion_calls(0)))
-def test_a_prepared_companion_writes_its_arrays_again(name: str, framework: str, batch_axis: int) -> None:
+@pytest.mark.parametrize("name", list(related_calls(0)))
+def test_a_prepared_related_function_writes_its_arrays_again(name: str, framework: str, batch_axis: int) -> None:
     """Of what its inputs hold by then."""
-    function, arrays, options = companion_calls(batch_axis)[name]
+    function, arrays, options = related_calls(batch_axis)[name]
     first = next(iter(arrays))
     memory = arrays[first]
     other = np.flip(memory, 1).copy(order="K")
@@ -391,10 +393,10 @@ def test_a_prepared_companion_writes_its_arrays_again(name: str, framework: str,
     assert bytes_of(results) == after
 
 
-@pytest.mark.parametrize("name", list(companion_calls(0)))
-def test_a_prepared_companion_leaves_results_that_jax_has(name: str) -> None:
+@pytest.mark.parametrize("name", list(related_calls(0)))
+def test_a_prepared_related_function_leaves_results_that_jax_has(name: str) -> None:
     jnp = pytest.importorskip("jax.numpy")
-    function, arrays, options = companion_calls(0)[name]
+    function, arrays, options = related_calls(0)[name]
     prepared = function.prepare(**{key: jnp.asarray(array) for key, array in arrays.items()}, **options)
     results, again = tuple_of(prepared()), tuple_of(prepared())
     assert bytes_of(results) == bytes_of(again) == bytes_of(function(**arrays, **options))
@@ -466,7 +468,7 @@ BAD: dict[str, tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_names_the_argument_and_the_companion(what: str) -> None:
+def test_bad_input_names_the_argument_and_the_function(what: str) -> None:
     function, argument, positional, options = BAD[what]
     with pytest.raises(InputError) as caught:
         function(*positional, **options)

@@ -1,4 +1,4 @@
-"""nvfp4_gemv on the CPU: against a float64 product of operands that ml_dtypes decoded, and at the door."""
+"""nvfp4_gemv on the CPU: against a float64 product of operands that ml_dtypes decoded, and at the validation."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_walking_rows_in_small_blocks_gives_the_same_bits(monkeypatch: pytest.Mo
 
 def plain_arguments(**fields: Any) -> dict[str, Any]:
     """A small call whose arrays the test may change."""
-    return cases.inputs(make("door", **{"m": 8, "n": 2, "k": 64, "batch": "none", **fields}), seed=0)
+    return cases.inputs(make("validation", **{"m": 8, "n": 2, "k": 64, "batch": "none", **fields}), seed=0)
 
 
 def test_alpha_is_one_value_however_it_is_given() -> None:
@@ -507,7 +507,7 @@ def test_a_refused_call_leaves_the_output_alone() -> None:
 
 
 def on_device(monkeypatch: pytest.MonkeyPatch, *elsewhere: str) -> None:
-    """Make the door see arguments of these names on a GPU, without one."""
+    """Make the validation see arguments of these names on a GPU, without one."""
     real, real_output = tensor.view, tensor.view_output
 
     def moved(seen: tensor.View, argument: str) -> tensor.View:

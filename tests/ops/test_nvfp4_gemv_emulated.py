@@ -62,21 +62,21 @@ def prefer(monkeypatch: pytest.MonkeyPatch, tensor: bool) -> None:
 
 
 @pytest.mark.parametrize(("case", "mode", "multiprocessors"), list(parameters(STREAM_ALWAYS, SMALL, STREAM_SMS)))
-def test_the_streaming_kernel_keeps_the_law(
+def test_the_streaming_kernel_meets_the_accuracy_criterion(
     case: cases.GemvCase, mode: Mode, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer(monkeypatch, False)
-    with emulated("sm_100f", multiprocessors, Settings(mode, seed=multiprocessors, races="practice")) as machine:
+    with emulated("sm_100f", multiprocessors, Settings(mode, seed=multiprocessors, races="hardware")) as machine:
         compare.require(machine.check("nvfp4_gemv", case))
         assert {geometry.block for geometry in machine.launches} <= {STREAM_THREADS}
 
 
 @pytest.mark.parametrize(("case", "mode", "multiprocessors"), list(parameters(TENSOR_ALWAYS, TENSOR, TENSOR_SMS)))
-def test_the_tcgen05_kernel_keeps_the_law(
+def test_the_tcgen05_kernel_meets_the_accuracy_criterion(
     case: cases.GemvCase, mode: Mode, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer(monkeypatch, True)
-    with emulated("sm_100f", multiprocessors, Settings(mode, seed=multiprocessors, races="practice")) as machine:
+    with emulated("sm_100f", multiprocessors, Settings(mode, seed=multiprocessors, races="hardware")) as machine:
         compare.require(machine.check("nvfp4_gemv", case))
         assert {geometry.block for geometry in machine.launches} == {TENSOR_THREADS}
 
@@ -86,7 +86,7 @@ def named(name: str) -> cases.GemvCase:
 
 
 def judge(found: npt.NDArray[Any], inputs: dict[str, Any]) -> None:
-    """The comparison law, for inputs that are no case's."""
+    """The accuracy criterion, for inputs that are no case's."""
     with np.errstate(all="ignore"):
         (same,), (exact,) = SUBJECT.reference(inputs, "same"), SUBJECT.reference(inputs, "float64")
         compare.require([compare.compare("c", found, same, exact)])
@@ -98,7 +98,7 @@ def test_the_order_of_threads_and_copies_changes_no_bit(monkeypatch: pytest.Monk
     inputs = cases.inputs(named("m70_k3104_l1_n9_tma"), 7)
     found, clusters = [], set()
     for seed, mode in enumerate(MODES):
-        with emulated("sm_100f", 148, Settings(mode, seed=seed, races="practice")) as machine:
+        with emulated("sm_100f", 148, Settings(mode, seed=seed, races="hardware")) as machine:
             found.append(machine.run(SUBJECT, inputs)[0])
             clusters |= {geometry.cluster for geometry in machine.launches}
     assert clusters == {8}
@@ -114,7 +114,7 @@ def test_infinities_and_nan_of_alpha_and_bias_stay_in_their_rows(tensor: bool, m
     inputs = cases.inputs(case, 3)
     inputs["alpha"][:3] = np.inf, -np.inf, np.nan
     inputs["bias"][5:8, 1] = np.inf, -np.inf, np.nan
-    with emulated("sm_100f", 4, Settings("lazy", seed=1, races="practice")) as machine:
+    with emulated("sm_100f", 4, Settings("lazy", seed=1, races="hardware")) as machine:
         (found,) = machine.run(SUBJECT, inputs)
     judge(found, inputs)
     (wanted,) = SUBJECT.reference(inputs, "float64")
@@ -130,7 +130,7 @@ def test_scales_with_a_sign(argument: str, code: int, monkeypatch: pytest.Monkey
     inputs = cases.inputs(named("m140_k800_l1_n1_tma_full"), 11)
     inputs["out_dtype"] = "float32"
     inputs[argument][...] = code
-    with emulated("sm_100f", 148, Settings("random", seed=code, races="practice")) as machine:
+    with emulated("sm_100f", 148, Settings("random", seed=code, races="hardware")) as machine:
         (found,) = machine.run(SUBJECT, inputs)
     judge(found, inputs)
     nan, zero = np.isnan(found), found == 0
@@ -141,7 +141,7 @@ def test_arrays_that_tma_cannot_read_go_to_the_streaming_kernel(monkeypatch: pyt
     """Linear scales, weight-only vectors, and rows at other steps than 16 bytes; all of them are served."""
     prefer(monkeypatch, True)
     for name in ("m128_k256_l1_n1", "m140_k176_l1_n1_nan_128x4", "m131_k208_l1_n2_w4a16_none_128x4"):
-        with emulated("sm_100f", 2, Settings("eager", races="practice")) as machine:
+        with emulated("sm_100f", 2, Settings("eager", races="hardware")) as machine:
             compare.require(machine.check("nvfp4_gemv", named(name)))
             assert {geometry.block for geometry in machine.launches} == {STREAM_THREADS}
 
@@ -150,7 +150,7 @@ def test_a_repeated_layout_at_an_odd_address_changes_the_kernel(monkeypatch: pyt
     """Alignment is no part of a layout: calls alike but for an address must not share a binding that TMA reads by."""
     prefer(monkeypatch, True)
     inputs = cases.inputs(named("m66_k288_l2_n3_tma_none_rows"), 5)
-    with emulated("sm_100f", 4, Settings("eager", races="practice")) as machine:
+    with emulated("sm_100f", 4, Settings("eager", races="hardware")) as machine:
         given = machine.arguments(inputs)
         odd = machine.array(np.zeros(given["a"].host.nbytes + 8, np.uint8)).host
         moved = np.moveaxis(odd[8:].reshape(np.moveaxis(inputs["a"], -1, 0).shape), 0, -1)
@@ -190,7 +190,7 @@ def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
             programs[:] = [kernel.host for kernel in machine.kernels]
         return float(sum(bool(report.failure) for report in reports))
 
-    assert run(Settings("eager", races="practice")) == 0
+    assert run(Settings("eager", races="hardware")) == 0
     (program,) = programs
     return mutation.survey(run, program.translation.sites)
 

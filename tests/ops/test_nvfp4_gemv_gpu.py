@@ -1,4 +1,5 @@
-"""nvfp4_gemv and its companions on a GPU, beyond the cases: hostile codes, large shapes, graphs, frameworks, bits."""
+"""nvfp4_gemv and its related functions on a GPU, beyond the cases: hostile codes, large shapes, graphs, frameworks,
+bits."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ def test_bad_input_launches_nothing(cp: Any) -> None:
     assert bool((c == 7).all())
 
 
-# The companions, to the bit --------------------------------------------------------------------------------------
+# The related functions, to the bit
+# --------------------------------------------------------------------------------------
 
 
 def hostile_floats(rows: int, k: int, dtype: Any) -> Any:

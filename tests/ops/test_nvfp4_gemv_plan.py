@@ -1,4 +1,4 @@
-"""What the host tells the kernels of nvfp4_gemv: parameter records, targets, and how rows are dealt to CTAs."""
+"""What the host tells the kernels of nvfp4_gemv: parameter records, targets, and how rows are assigned to CTAs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import require_twin
+from plan_kit import require_mirrored
 
 from cupymla import InputError, UnsupportedError, arch, build, raw_module, tensor
 from cupymla.device import Device
 from cupymla.errors import shown
-from cupymla.ops.nvfp4_gemv import companions, cuda, formats, model, plan, spec, tiles
-from cupymla.ops.nvfp4_gemv.door import Operand
+from cupymla.ops.nvfp4_gemv import conversions, cuda, formats, model, plan, spec, tiles
+from cupymla.ops.nvfp4_gemv.validation import Operand
 
 RECORDS = [
     ("sm80/params.cuh", "Parameters", cuda.Parameters),
-    ("sm80/companion_params.cuh", "AmaxParameters", companions.AmaxParameters),
-    ("sm80/companion_params.cuh", "QuantizeParameters", companions.QuantizeParameters),
-    ("sm80/companion_params.cuh", "DequantizeParameters", companions.DequantizeParameters),
-    ("sm80/companion_params.cuh", "SwizzleParameters", companions.SwizzleParameters),
+    ("sm80/conversion_params.cuh", "AmaxParameters", conversions.AmaxParameters),
+    ("sm80/conversion_params.cuh", "QuantizeParameters", conversions.QuantizeParameters),
+    ("sm80/conversion_params.cuh", "DequantizeParameters", conversions.DequantizeParameters),
+    ("sm80/conversion_params.cuh", "SwizzleParameters", conversions.SwizzleParameters),
     ("sm100/params.cuh", "Parameters", tiles.Parameters),
 ]
 
@@ -35,7 +35,7 @@ RECORDS = [
 def test_parameter_records_are_those_that_the_kernels_read(
     file: str, name: str, record: type[ctypes.Structure]
 ) -> None:
-    require_twin(record, f"nvfp4_gemv/{file}", name)
+    require_mirrored(record, f"nvfp4_gemv/{file}", name)
 
 
 def problem(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: str = "e2m1") -> spec.Problem:
@@ -49,17 +49,17 @@ def tiled(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: 
     return replace(problem(m, n, k, batches, format, b_dtype), scale_layout="128x4")
 
 
-def dealt(
+def assigned(
     given: spec.Problem, multiprocessors: int = 132, vector_bytes: int = 41_472, factor_bytes: int = 32, groups: int = 4
 ) -> plan.Work:
     facts = {"phase_elements": 16_384, "chunk": 256, "pass_rows": 256, "groups": groups}
     facts |= {"vector_bytes": vector_bytes, "factor_bytes": factor_bytes}
-    return plan.deal(given.m, given.n, given.k, given.batches, multiprocessors, facts)
+    return plan.assign_work(given.m, given.n, given.k, given.batches, multiprocessors, facts)
 
 
 @given(m=st.integers(1, 100_000), batches=st.integers(1, 5_000), multiprocessors=st.integers(1, 200))
 def test_parts_are_never_empty_and_keep_every_multiprocessor_busy(m: int, batches: int, multiprocessors: int) -> None:
-    work = dealt(problem(m, 1, 512, batches), multiprocessors)
+    work = assigned(problem(m, 1, 512, batches), multiprocessors)
     assert 1 <= work.parts <= m
     assert work.items == work.parts * batches
     assert work.ctas == min(work.items, multiprocessors)
@@ -72,7 +72,7 @@ def test_parts_are_never_empty_and_keep_every_multiprocessor_busy(m: int, batche
     ("m", "batches", "parts"), [(7168, 1, 132), (8192, 1, 132), (4096, 1, 132), (7168, 4, 33), (4096, 8, 16)]
 )
 def test_large_problems_fill_the_gpu_once(m: int, batches: int, parts: int) -> None:
-    assert dealt(problem(m, 1, 4096, batches)).parts == parts
+    assert assigned(problem(m, 1, 4096, batches)).parts == parts
 
 
 @given(
@@ -85,7 +85,7 @@ def test_what_is_kept_of_b_fits(n: int, k: int, factor_bytes: int, sizes: tuple[
     vector_bytes, groups = sizes
     if n == 1:
         factor_bytes *= 2  # scales of NVFP4 are twice as many, and kept for one vector only
-    work = dealt(problem(64, n, k, 1), vector_bytes=vector_bytes, factor_bytes=factor_bytes, groups=groups)
+    work = assigned(problem(64, n, k, 1), vector_bytes=vector_bytes, factor_bytes=factor_bytes, groups=groups)
     assert n * (work.phase_chunks * (2 * 256 + factor_bytes) + 80 * groups) <= vector_bytes
     assert n * work.phase_chunks * 256 <= 16_384
     assert work.phase_chunks >= groups
@@ -94,7 +94,7 @@ def test_what_is_kept_of_b_fits(n: int, k: int, factor_bytes: int, sizes: tuple[
 
 def test_more_items_than_can_be_counted_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="batches"):
-        dealt(problem(1, 1, 64, 1 << 31))
+        assigned(problem(1, 1, 64, 1 << 31))
 
 
 def test_alignment_is_that_of_every_row_and_batch_that_there_is() -> None:
@@ -143,7 +143,7 @@ def test_variants_for_whole_calls_are_launched_as_the_others(subtests: pytest.Su
 
 def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
     def is_whole(m: int, k: int, batches: int = 1) -> bool:
-        return plan.is_whole(dealt(problem(m, 1, k, batches)), k)
+        return plan.is_whole(assigned(problem(m, 1, k, batches)), k)
 
     assert is_whole(7168, 16384) and is_whole(4096, 7168, 8) and is_whole(1, 256) and is_whole(132 * 256, 512)
     assert not is_whole(7168, 16384 - 2) and not is_whole(132 * 256 + 1, 512)
@@ -161,7 +161,7 @@ def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
 def test_whether_a_call_is_whole_is_known_before_its_kernel_is(m: int, batches: int, multiprocessors: int) -> None:
     """A call compiles the variant that it then runs, and no other."""
     one = problem(m, 1, 512, batches)
-    expected = plan.is_whole(dealt(one, multiprocessors), 512)
+    expected = plan.is_whole(assigned(one, multiprocessors), 512)
     assert plan.may_be_whole(one, arch.named("sm_90"), multiprocessors) == expected
 
 
@@ -176,13 +176,13 @@ def test_only_some_targets_have_variants_for_whole_calls() -> None:
         plan.variant(arch.named("sm_80"), whole="rows")
 
 
-def test_the_variant_for_whole_calls_deals_out_no_others() -> None:
+def test_the_variant_for_whole_calls_assigns_no_others() -> None:
     source = plan.variant(arch.named("sm_90"), whole="words")
     facts = {"phase_elements": 16_384, "chunk": 256, "pass_rows": 256, "groups": 4}
     facts |= {"vector_bytes": 41_472, "factor_bytes": 32}
-    assert plan.raw_deal(source, facts, 132, m=300, n=1, k=512).ctas == 132
+    assert plan.raw_work_assignment(source, facts, 132, m=300, n=1, k=512).ctas == 132
     with pytest.raises(InputError, match="whole"):
-        plan.raw_deal(source, facts, 132, m=300, n=1, k=514)
+        plan.raw_work_assignment(source, facts, 132, m=300, n=1, k=514)
 
 
 @pytest.mark.parametrize(

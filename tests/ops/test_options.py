@@ -60,7 +60,7 @@ def test_every_argument_has_its_effect_on_the_cpu(name: str) -> None:
 
 # What operators declare ---------------------------------------------------------------------------------------------
 
-FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.related)]
 OPERATORS = list(MLA)
 AN_OPTION = [
     pytest.param(name, *option, id=f"{name}-{option[0]}")
@@ -135,7 +135,7 @@ def test_every_option_is_part_of_the_problem(name: str, option: str, check: Chec
     assert problem != plain == again
 
 
-def test_the_door_takes_no_argument_that_nobody_declared() -> None:
+def test_validation_takes_no_argument_that_nobody_declared() -> None:
     spec: Any = import_module("cupymla.ops.sparse_mla_fwd.spec")
     with pytest.raises(TypeError, match=r"sparse_mla_fwd\(\) has no argument nonsense"):
         spec.read(**arrays("sparse_mla_fwd"), nonsense=1)

@@ -271,7 +271,7 @@ def test_memory_that_a_graph_works_in_is_kept(
     assert places == ([kit.launches[0][1]] if captured else [])
 
 
-# The short way
+# The fast path
 
 
 @pytest.fixture

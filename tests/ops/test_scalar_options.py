@@ -22,7 +22,7 @@ _BYTES, _KEYS = np.arange(48, dtype=np.uint8).reshape(2, 6, 4), np.ones((2, 2, 6
 _CACHES = {name: np.zeros((3, 16, 2, 64), np.float32) for name in ("k_cache", "v_cache")}
 _QUERY = {"query": _KEYS, "pos_emb": np.ones((3, 2, 64), np.float32), "context_lens": np.array([2, 5], np.int32)}
 
-COMPANIONS: dict[str, dict[str, Any]] = {
+RELATED: dict[str, dict[str, Any]] = {
     "quantize_nvfp4": {"x": np.ones((2, 6, 4), np.float32)},
     "dequantize_nvfp4": {"packed": _BYTES, "scales": np.full((2, 6, 1), 56, np.uint8)},
     "swizzle_scales": {"scales": _BYTES},
@@ -74,8 +74,8 @@ def legal(subject: Subject, case: Any) -> bool:
 
 
 def arguments(name: str) -> dict[str, Any]:
-    if name in COMPANIONS:
-        given = COMPANIONS[name]
+    if name in RELATED:
+        given = RELATED[name]
         return {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in given.items()}
     subject, case = smallest(name)
     made: dict[str, Any] = subject.cases.inputs(case, 0)
@@ -135,4 +135,4 @@ def test_flags_are_bools_of_python_or_of_numpy(name: str, option: str) -> None:
 def test_both_kinds_of_options_were_found() -> None:
     assert {"nvfp4_gemv", "xl_paged_attention", *OPERATORS} <= {name for name, _ in options("int") + options("bool")}
     assert {"batch_axis", "rows", "max_context", "q_start"} <= {option for _, option in options("int")}
-    assert set(COMPANIONS) == set(FUNCTIONS) - set(OPERATORS)
+    assert set(RELATED) == set(FUNCTIONS) - set(OPERATORS)

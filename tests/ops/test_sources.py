@@ -29,7 +29,7 @@ from cupymla_lab.subjects import cheapest
 
 FACTS: dict[str, Any] = {
     # What a binding compares with itself is as it wants it: each of these is compared with a kernel's elsewhere.
-    **dict.fromkeys(("parameter_bytes", "heads_per_cta", "pass_heads", "cta_heads"), mock.ANY),
+    **dict.fromkeys(("parameter_bytes", "heads_per_cta", "block_heads", "cta_heads"), mock.ANY),
     "threads": 256,
     "chunk": 256,
     "pass_rows": 256,
@@ -39,11 +39,11 @@ FACTS: dict[str, Any] = {
     "rows": 16,
     "tile_bytes": 128,
     **dict.fromkeys(("scale_block_bytes", "vector_block_bytes"), 512),
-    "pair_queries": 1 << 30,
+    "cluster_queries": 1 << 30,
 }
 """Of every kernel; what is not here is 1."""
 
-CLUSTERS = {"sparse_mla_bwd_phase1": 2, "xl_paged_attention_few": 8}
+CLUSTERS = {"sparse_mla_bwd_phase1": 2, "xl_attention_cluster": 8}
 """CTAs of a cluster, where a binding wants to know."""
 
 

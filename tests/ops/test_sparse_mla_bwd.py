@@ -62,7 +62,7 @@ def test_call_is_the_rounded_reference(case: MlaCase) -> None:
 
 @pytest.mark.parametrize("case", quick("sparse_mla_bwd"), ids=lambda case: case.name)
 def test_same_precision_stays_near(case: MlaCase) -> None:
-    """The same-precision reference sets kernels' tolerance: it must meet the law's similarity bound itself."""
+    """The same-precision reference sets kernels' tolerance: it must meet the criterion's similarity bound itself."""
     arguments = cases.inputs(case, seed=3)
     exact = reference.sparse_mla_bwd(**arguments)
     same = reference.sparse_mla_bwd(**arguments, precision="same")
@@ -115,7 +115,7 @@ def test_finite_differences() -> None:
 
 
 def test_gradients_agree_with_jax() -> None:
-    """A second autodiff, by per-slot gather instead of a dense softmax."""
+    """A second autodiff, by per-entry gather instead of a dense softmax."""
     name = "h16_d576_k65_q6_kv200_sink"
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     jnp = jax.numpy
@@ -164,7 +164,7 @@ def test_empty_rows_give_no_gradient_whatever_they_hold() -> None:
 
 
 def test_unselected_tokens_get_zero() -> None:
-    """Rows that hold NaN and that no valid slot names have a gradient of exactly 0."""
+    """Rows that hold NaN and that no valid entry names have a gradient of exactly 0."""
     arguments = arguments_of("h16_d576_k65_q5_kv200_singleton_batch".replace("q5", "q4"))
     dkv = sparse_mla_bwd(**arguments)[1]
     unnamed = ~np.isfinite(arguments["kv"].astype(np.float32)).all(axis=-1)

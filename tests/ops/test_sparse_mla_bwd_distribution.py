@@ -1,5 +1,5 @@
-"""The distribution that the backward adds up, from two CTAs, pass after pass: the same bits whatever the schedule, and
-an output like the others to whoever runs cases."""
+"""The distribution that the backward adds up, from two CTAs, head block after head block: the same bits whatever the
+schedule, and an output like the others to whoever runs cases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ PAIRS = [
 @pytest.mark.compile
 @pytest.mark.parametrize("source", PAIRS, ids=str)
 def test_no_addition_is_fenced(source: KernelSource) -> None:
-    """One thread adds what both CTAs have, in all passes; a fence would wait for all that was added to dKV before."""
+    """One thread adds what both CTAs have, in all head blocks; a fence would wait for all that was added to dKV
+    before."""
     text = ptx(source)
     assert "red.async" in text or "st.async" in text
     assert FENCE.findall(text) == []

@@ -1,4 +1,4 @@
-"""The sm_100f kernels of sparse_mla_bwd on the host emulator: their own plan and binding keep the comparison law.
+"""The sm_100f kernels of sparse_mla_bwd on the host emulator: their own plan and binding meet the accuracy criterion.
 
 Compiles, needs no GPU.
 """
@@ -28,7 +28,7 @@ SUBJECT = Subject("sparse_mla_bwd")
 
 
 @pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
-def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
+def test_kernel_meets_the_accuracy_criterion(case: MlaCase, mode: str) -> None:
     check(SUBJECT, case, mode)
 
 
@@ -42,11 +42,11 @@ MANY_HEADS = (
 
 
 @pytest.mark.parametrize(("case", "mode"), MANY_HEADS, ids=lambda value: getattr(value, "name", value))
-def test_kernel_for_many_heads_keeps_the_law(case: MlaCase, mode: str) -> None:
+def test_kernel_for_many_heads_meets_the_accuracy_criterion(case: MlaCase, mode: str) -> None:
     check(SUBJECT, case, mode)
 
 
-# Blocks have 128 slots where heads are few, else 64.
+# Blocks have 128 entries where heads are few, else 64.
 SEVERAL_BLOCKS = (
     sized(64, 576, 700, 3, 900, "_blocks", "masks", lengths="hostile", sink="finite", wants_dist=True),
     sized(33, 512, 700, 3, 900, "_blocks", "masks", lengths="hostile", sink="finite", dkv_dtype="float32"),
@@ -64,7 +64,8 @@ def test_several_blocks(case: MlaCase, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["lazy", "random"])
 def test_several_passes_over_several_blocks(mode: str) -> None:
-    """Every barrier is met again and again, past a query without a slot; sink and distribution go over passes."""
+    """Every barrier is met again and again, past a query without an entry; sink and distribution go over
+    head_blocks."""
     case = sized(
         200,
         576,
@@ -94,7 +95,7 @@ def test_several_passes_over_several_blocks(mode: str) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_distribution_is_summed_over_all_heads(case: MlaCase, mode: str) -> None:
-    """Over two CTAs, or four warps and two passes, without the sink; 0 in slots that do not count."""
+    """Over two CTAs, or four warps and two head blocks, without the sink; 0 in entries that do not count."""
     assert "attn_dist" in check_inputs(SUBJECT, SUBJECT.cases.inputs(case, 6), mode, seed=3)
 
 
@@ -112,7 +113,7 @@ def test_deterministic_results_have_the_same_bits_in_every_order(heads: int) -> 
 
 
 @pytest.mark.parametrize("heads", [3, 67])
-def test_values_of_padded_heads_and_other_slots_stay_out(heads: int) -> None:
+def test_values_of_padded_heads_and_other_entries_stay_out(heads: int) -> None:
     """A NaN in a row that one query names reaches that row of dkv and that query's dq, and nothing else."""
     case = sized(heads, 512, 66, 2, 140, "_nan", "masks", selection="full")
     inputs = SUBJECT.cases.inputs(case, 4)
@@ -136,11 +137,12 @@ ATTENTION = [
 
 @pytest.mark.parametrize("source", ATTENTION, ids=str)
 def test_machine_code_has_the_intended_instructions(source: build.KernelSource, tmp_path: Path) -> None:
-    """Products, gathers, loads from Tensor Memory, and one reduction or store for each slot and channel of a thread."""
+    """Products, gathers, loads from Tensor Memory, and one reduction or store for each entry and channel of a
+    thread."""
     made = build.cubin(source, fail_on_spill=True)
     text = machine_code(made, tmp_path)
     require_single_issuers(text)
-    # Reductions are a loop over parts of dKV: where heads are many the last 16 slots of the part before, then 48, and
+    # Reductions are a loop over parts of dKV: where heads are many the last 16 entries of the part before, then 48, and
     # behind the loop 16 again. One more adds to the distribution.
     found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM\S*|REDG\S*)", text))
     defines: dict[str, Any] = dict(source.defines)
@@ -162,5 +164,5 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
         assert found["UTCHMMA"] >= 4 + 4 + 4 + 16 + (4 + 8 if has_rope else 0)
         assert found["UTMALDG.2D.GATHER4"] == (3 if has_rope else 2)
         assert found["LDTM.x32"] >= 3
-        # In partials, a first pass stores and later ones add.
+        # In partials, a first head block stores and later ones add.
         assert reductions == 80 + 1

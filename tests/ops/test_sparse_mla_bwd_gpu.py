@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mla_gpu_kit import OnGpu
-from strange_kit import WHERE, strange_problem
+from non_finite_kit import WHERE, non_finite_problem
 
 import cupymla
 from cupymla import driver
@@ -39,9 +39,9 @@ def test_the_distribution_is_right_and_repeats(cp: Any, heads: int) -> None:
 def test_what_is_not_finite_stays_with_its_query(
     cp: Any, heads: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where neighbours take their rows together, as they would only where there are more of them."""
+    """Where neighbours are packed, as they would be only where there are more of them."""
     monkeypatch.setattr(plan, "_MARGIN", 1e9)
-    host = strange_problem(where, heads)
+    host = non_finite_problem(where, heads)
     arguments = arguments_on(cp, host)
     require_right(host, cupymla.sparse_mla_bwd(**arguments), arguments)
 
@@ -154,6 +154,6 @@ def test_offsets_past_32_bits(cp: Any, deterministic: bool) -> None:
     out, _, lse = cupymla.sparse_mla_fwd(q, kv, indices)
     _, dkv = cupymla.sparse_mla_bwd(q, kv, out, dout, lse, indices, deterministic=deterministic)
     assert kv.nbytes > 2**32
-    # One slot: P is 1, dS is 0, so the row gets 3 queries x 64 heads of dout in its value columns and nothing else.
+    # One entry: P is 1, dS is 0, so the row gets 3 queries x 64 heads of dout in its value columns and nothing else.
     assert bool((dkv[-1, :512].astype(np.float32) == 192).all())
     assert not dkv[-1, 512:].astype(np.float32).any() and not dkv[:-1].view(np.uint16).any()

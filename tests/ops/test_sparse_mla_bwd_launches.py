@@ -16,14 +16,14 @@ from cupymla.ops.sparse_mla_bwd.launches import STAGES
 
 EVERY = {"zero", "attention", "round", "sink"}
 LISTS = {"clear", "count", "scan", "place", "sum"}
-ORDERS = {"merge", "sort", "deal"}
-HALVES = {"weights", "columns"}
-assert set(STAGES) == EVERY | LISTS | ORDERS | HALVES
+ORDERS = {"merge", "sort", "scatter"}
+TWO_PHASE = {"p_ds", "dq_dkv"}
+assert set(STAGES) == EVERY | LISTS | ORDERS | TWO_PHASE
 
-CHUNK = "(merge |sort )?(attention |weights columns )"
+CHUNK = "(merge |sort )?(attention |p_ds dq_dkv )"
 LISTED = f"clear count scan place ({CHUNK}sum )"
 ENDS = "(round )?(sink )?"
-PLAIN = re.compile(f"zero (({CHUNK})|(sort )(attention |weights columns )(deal ))+{ENDS}")
+PLAIN = re.compile(f"zero (({CHUNK})|(sort )(attention |p_ds dq_dkv )(scatter ))+{ENDS}")
 DETERMINISTIC = {
     "sm_90a": re.compile(f"zero ({LISTED}+)+{ENDS}"),
     "sm_100f": re.compile(f"zero ({LISTED})+{ENDS}"),
@@ -48,7 +48,7 @@ def test_a_call_launches_what_the_page_says(target: str, deterministic: bool) ->
         assert expected.fullmatch(launched), launched
         seen |= set(launched.split())
     lists, orders = (LISTS, set()) if deterministic else (set(), ORDERS)
-    assert seen == EVERY | lists | (HALVES | orders if target == "sm_90a" else set())
+    assert seen == EVERY | lists | (TWO_PHASE | orders if target == "sm_90a" else set())
     (row,) = [
         line
         for line in (machine.ROOT / "docs" / "streams_and_graphs.md").read_text().splitlines()

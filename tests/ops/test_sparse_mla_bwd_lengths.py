@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cupymla.ops.sparse_mla_bwd import cases, halves, sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd, two_phase
 from cupymla_lab.emulated import emulated
 
 NAMES = ("h16_d576_k65_q11_kv200_lengths", "h128_d576_k192_q11_kv200_lengths_full")
@@ -15,13 +15,14 @@ QUERIES = 2
 @pytest.mark.parametrize(
     ("name", "when", "reads"),
     [(NAMES[0], "never", 1), (NAMES[1], "never", 1), (NAMES[1], "always", 2)],
-    ids=["one CTA", "two CTAs", "halves"],
+    ids=["one CTA", "two CTAs", "two_phase"],
 )
 def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     name: str, when: str, reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In halves either CTA of the first stage reads them for itself, and the second stage goes by what these took."""
-    monkeypatch.setattr(halves, "_WHEN", when)
+    """In two phases either CTA of the first stage reads them for itself, and the second stage goes by what these
+    took."""
+    monkeypatch.setattr(two_phase, "_WHEN", when)
     case = next(case for case in cases.CASES if case.name == name)
     with emulated(multiprocessors=3) as machine:
         few = {"q", "out", "dout", "lse", "indices", "topk_length", "attn_dist"}

@@ -10,7 +10,7 @@ import pytest
 from writer_kit import uses_in_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import halves, plan
+from cupymla.ops.sparse_mla_bwd import plan, two_phase
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import Emulated, emulated
@@ -23,10 +23,10 @@ ALWAYS = -2.0
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
-    """A machine on which queries take their rows in order wherever they can, none together, and no halves."""
+    """A machine on which queries take their rows in order wherever they can, none packed, and not in two phases."""
     monkeypatch.setattr(plan, "_MARGIN", 0.0)
     monkeypatch.setattr(plan, "_ORDER_GAIN", ALWAYS)
-    monkeypatch.setattr(halves, "_WHEN", "never")
+    monkeypatch.setattr(two_phase, "_WHEN", "never")
     with emulated(multiprocessors=2, seed=5) as made:
         yield made
         assert set(made.launched) == {"sparse_mla_bwd"}
@@ -56,7 +56,7 @@ def test_gradients_and_distribution_agree_with_the_reference(machine: Emulated, 
 
 @pytest.mark.compile
 def test_chunks_of_queries_use_the_same_lists(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk's lists are written over the last one's, and its distribution is dealt before."""
+    """Each chunk's lists are written over the last one's, and its distribution is scattered before."""
     monkeypatch.setattr(plan, "LIST_BYTES", 2 * 70 * (4 + 2 + 4))
     problem = case(5, 5, 70, 150, batch=2, lengths="hostile", wants_dist=True, sink="finite")
     given = SUBJECT.cases.inputs(problem, 1)
@@ -70,32 +70,32 @@ def test_indices_and_lengths_may_change_while_it_runs(
     machine: Emulated, monkeypatch: pytest.MonkeyPatch, heads: int, when: str
 ) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
-    monkeypatch.setattr(halves, "_WHEN", when)
+    monkeypatch.setattr(two_phase, "_WHEN", when)
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
     assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 1000
     attention = 2 if when == "always" else 1
-    assert len(machine.launched) == len(("zero", "sort", "deal", "round")) + attention
+    assert len(machine.launched) == len(("zero", "sort", "scatter", "round")) + attention
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("room", [-1.0, 1e15], ids=["shares", "together"])
-def test_chunks_of_queries_in_halves(machine: Emulated, monkeypatch: pytest.MonkeyPatch, room: float) -> None:
+@pytest.mark.parametrize("room", [-1.0, 1e15], ids=["columns_outermost", "all at once"])
+def test_chunks_of_queries_in_two_phases(machine: Emulated, monkeypatch: pytest.MonkeyPatch, room: float) -> None:
     """Each chunk's P, dS and lists are written over the last one's; the last chunk is shorter."""
-    monkeypatch.setattr(halves, "_WHEN", "always")
-    monkeypatch.setattr(halves, "_WHOLE_ROOM", room)
+    monkeypatch.setattr(two_phase, "_WHEN", "always")
+    monkeypatch.setattr(two_phase, "_ALL_COLUMNS_BYTES", room)
     problem = case(66, 5, 70, 150, batch=1, lengths="hostile", wants_dist=True, sink="finite")
     given = SUBJECT.cases.inputs(problem, 1)
-    # Of two queries: two blocks of 64 slots, and how many slots there are.
-    monkeypatch.setattr(halves, "WEIGHT_BYTES", 2 * (2 * 128 * 64 * 2 * 2 + 2 * 4))
+    # Of two queries: two blocks of 64 entries, and how many entries there are.
+    monkeypatch.setattr(two_phase, "P_DS_BYTES", 2 * (2 * 128 * 64 * 2 * 2 + 2 * 4))
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
-    assert len(machine.launched) == 1 + len(("sort", "weights", "columns", "deal")) * 3 + 1 + 1
+    assert len(machine.launched) == 1 + len(("sort", "p_ds", "dq_dkv", "scatter")) * 3 + 1 + 1
 
 
 @pytest.mark.compile
-def test_blocks_hold_valid_slots_alone(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are listed without gaps: of few valid slots no more blocks are worked on than hold them."""
+def test_blocks_hold_valid_entries_alone(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are listed without gaps: of few valid entries no more blocks are worked on than hold them."""
     given = SUBJECT.cases.inputs(case(4, 3, 1000, 1200, selection="few"), 3)
     valid = (given["indices"] >= 0) & (given["indices"] < 1200)
     assert valid.sum(axis=-1).max() <= 64

@@ -19,7 +19,7 @@ from plan_kit import MLA
 from cupymla.ops.sparse_mla_bwd import plan, spec
 
 SCALE, ROUNDS, BLOCK = 8, 12, 8  # of the sizes; queries of a worker if not said; rows that it takes at a time
-SLOTS = 2048 // SCALE
+TOPK = 2048 // SCALE
 
 
 class Cache:
@@ -42,15 +42,15 @@ class Cache:
 
 
 def missed(
-    tokens: int, cached: int, workers: int, in_order: bool, jitter: float, fewest: int = SLOTS, rounds: int = ROUNDS
+    tokens: int, cached: int, workers: int, in_order: bool, jitter: float, fewest: int = TOPK, rounds: int = ROUNDS
 ) -> float:
-    """The share of all selections' rows, `fewest` to `SLOTS` of each query, that are not in a cache of so many rows."""
+    """The share of all selections' rows, `fewest` to `TOPK` of each query, that are not in a cache of so many rows."""
     rng = np.random.default_rng(3)
     taken = 0
 
     def selection() -> list[int]:
         nonlocal taken
-        named = rng.choice(tokens, rng.integers(fewest, SLOTS, endpoint=True), replace=False)
+        named = rng.choice(tokens, rng.integers(fewest, TOPK, endpoint=True), replace=False)
         taken += len(named)
         return [int(token) for token in (np.sort(named) if in_order else named)]
 
@@ -81,26 +81,26 @@ def rows_in_l2(room: float = 1.0) -> int:
 def test_rows_are_missed_as_often_as_the_plan_expects(
     s_kv: int, workers: int, room: float, jitter: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 2048 slots in an H200's L2, or in half of it."""
+    """Of 2048 entries in an H200's L2, or in half of it."""
     tokens, cached = s_kv // SCALE, rows_in_l2(room)
-    by_slots = missed(tokens, cached, workers, False, jitter)
+    by_entries = missed(tokens, cached, workers, False, jitter)
     in_order = missed(tokens, cached, workers, True, jitter)
-    named = workers * SLOTS / tokens
+    named = workers * TOPK / tokens
     assert in_order == pytest.approx((1 - math.exp(-named)) / named, abs=0.02)
-    assert by_slots == pytest.approx(1 - cached / tokens, abs=0.02)
+    assert by_entries == pytest.approx(1 - cached / tokens, abs=0.02)
 
-    shared = replace(MLA, s_q=4096, s_kv=tokens, topk=SLOTS, options=spec.Options())
+    shared = replace(MLA, s_q=4096, s_kv=tokens, topk=TOPK, options=spec.Options())
     problem = spec.Problem(shared, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(tokens, 576))
     monkeypatch.setattr(plan, "_L2_BYTES", plan._L2_BYTES * room / SCALE)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", by_slots - in_order - 0.04)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", by_entries - in_order - 0.04)
     assert plan.takes_rows_in_order(problem, workers)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", by_slots - in_order + 0.04)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", by_entries - in_order + 0.04)
     assert not plan.takes_rows_in_order(problem, workers)
 
 
 @pytest.mark.parametrize(("s_kv", "in_order"), [(32768, 0.33), (131072, 0.86)])
 def test_queries_of_unlike_lengths_find_fewer(s_kv: int, in_order: float) -> None:
-    """Half to all of 2048 slots valid, 4096 queries: they begin at different times, and lose each other in a long
+    """Half to all of 2048 entries valid, 4096 queries: they begin at different times, and lose each other in a long
     sweep."""
-    found = missed(s_kv // SCALE, rows_in_l2(), 66, True, 0.1, fewest=SLOTS // 2, rounds=62)
+    found = missed(s_kv // SCALE, rows_in_l2(), 66, True, 0.1, fewest=TOPK // 2, rounds=62)
     assert found == pytest.approx(in_order, abs=0.03)

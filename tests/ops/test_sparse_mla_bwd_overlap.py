@@ -39,7 +39,7 @@ STAGES = ("zero", "clear", "count", "scan", "place", "attention", "sum", "round"
 """What its call launches: every stage."""
 
 LISTED = sized(3, 512, 5, 2, 9, "_overlap_order", "order", sink="finite", wants_dist=True)
-LISTED_STAGES = ("zero", "sort", "attention", "deal", "round", "sink")
+LISTED_STAGES = ("zero", "sort", "attention", "scatter", "round", "sink")
 """What its call launches where queries take their rows in the order of tokens."""
 
 DEVICES: Mapping[str, Callable[[], AbstractContextManager[Emulated]]] = {
@@ -69,7 +69,7 @@ def without_wait(machine: Emulated, stage: str, stages: Sequence[str] = STAGES) 
 
 
 @pytest.mark.parametrize("arch", DEVICES)
-def test_every_kernel_waits_for_the_one_ahead(arch: str) -> None:
+def test_every_kernel_waits_for_its_primary(arch: str) -> None:
     with DEVICES[arch]() as machine:
         compare.require(machine.check("sparse_mla_bwd", CASE))
         assert [geometry.pdl for geometry in machine.launches] == [stage != "zero" for stage in STAGES]
@@ -150,11 +150,11 @@ def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSou
     sources read so by `__ldg`. The compiler makes no others of them."""
     stage = launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
     found = uncached(build.ptx(source))
-    joint = ("zero", "merge") if source.entry == plan.JOINT else ()
-    assert bool(found) == (stage in ("attention", "weights", "count", "place", "sort", *joint))
+    packed = ("zero", "merge") if source.entry == plan.GROUP_KERNEL else ()
+    assert bool(found) == (stage in ("attention", "p_ds", "count", "place", "sort", *packed))
     # indices; rows of out, on sm_90a and Blackwell, and of kv
     row = "reinterpret_cast<const uint4*>({}) + chunk"
-    callers = ("indices + slot", row.format("out"), "left + tile * 8", row.format("start"))
+    callers = ("indices + entry", row.format("out"), "left + tile * 8", row.format("start"))
     assert all(any(f"__ldg({array})" in line for array in callers) for line in found), found
 
 

@@ -1,4 +1,5 @@
-"""Deterministic gradients of a pair on Hopper: slots' rows with eight columns in sixteen bytes, and lists of chunks."""
+"""Deterministic gradients of a cluster on Hopper: entries' rows with eight columns in sixteen bytes, and lists of
+chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ HEADS = 65
 BLACKWELL = arch.named("sm_100f")
 
 
-def test_blackwell_lists_the_slots_of_one_chunk_at_a_time() -> None:
+def test_blackwell_lists_the_entries_of_one_chunk_at_a_time() -> None:
     chosen = planned(target=BLACKWELL, options=ORDERED, s_q=500, topk=2048, s_kv=4096)
     assert (chosen.chunk, chosen.lists) == (198, 1)
     stages = [launch.stage for launch in chosen.launches()]
@@ -38,7 +39,7 @@ def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.Monkey
     chosen = planned(options=ORDERED, s_q=1500, topk=2048, s_kv=4096)
     stages = [launch.stage for launch in chosen.launches()]
     assert (chosen.chunk, chosen.lists) == (396, 2)
-    assert stages == ["zero", *[*LISTS, *["weights", "columns", "sum"] * 2] * 2, "round"]
+    assert stages == ["zero", *[*LISTS, *["p_ds", "dq_dkv", "sum"] * 2] * 2, "round"]
     lists = [(x.query_begin, x.query_end, x.lists) for x in chosen.launches() if x.stage == "place"]
     assert lists == [(0, 792, 2), (792, 1500, 2)]
 
@@ -51,12 +52,12 @@ def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.Monkey
         ({"h_q": 64}, False),
         ({"h_q": 129}, False),
         ({"options": spec.Options()}, False),
-        ({"topk": plan.PACKED_SLOTS + 1}, False),
+        ({"topk": plan.PACKED_TOPK + 1}, False),
     ],
     ids=str,
 )
 def test_which_rows_are_packed(changes: dict[str, Any], packed: bool) -> None:
-    """A pair's, in one pass: a second one would add to them."""
+    """A cluster's, of one head block: a second one would add to them."""
     numbers: dict[str, Any] = {"options": ORDERED, "h_q": 128} | changes
     chosen = planned(**numbers)
     assert chosen.packed is packed
@@ -78,7 +79,7 @@ def test_packed_rows_take_half_of_the_room(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def case_of(d_qk: int, topk: int, queries: int, tokens: int, **others: Any) -> MlaCase:
-    """Every slot names one of few tokens, so each token has many."""
+    """Every entry names one of few tokens, so each token has many."""
     return sized(HEADS, d_qk, topk, queries, tokens, "_x", "options", deterministic=True, **others)
 
 
@@ -90,7 +91,7 @@ def require_right(machine: Emulated, case: MlaCase) -> None:
 @pytest.mark.parametrize(("d_qk", "dtype"), [(576, "bfloat16"), (512, "float16")])
 @pytest.mark.parametrize("chunks_listed", [1, 2, 3])
 def test_chunks_of_queries_add_up(d_qk: int, dtype: str, chunks_listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three chunks, whose slots are listed one, two and three at a time."""
+    """Three chunks, whose entries are listed one, two and three at a time."""
     topk, tokens = 20, 9
     case = case_of(d_qk, topk, 5, tokens, selection="duplicates", dtype=dtype, sink="finite")
     monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * topk * d_qk * 2)
@@ -100,7 +101,7 @@ def test_chunks_of_queries_add_up(d_qk: int, dtype: str, chunks_listed: int, mon
 
 
 @pytest.mark.compile
-def test_a_token_that_more_slots_name_than_are_sorted() -> None:
+def test_a_token_that_more_entries_name_than_are_sorted() -> None:
     with emulated("sm_90a", 2) as machine:
         require_right(machine, case_of(512, 1100, 1, 1, selection="duplicates", sink="finite"))
 
@@ -140,9 +141,9 @@ def packed_and_back(columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
     """What the device's functions leave of vectors of eight columns."""
     packed, sums = np.zeros((len(columns), 4), np.uint32), np.zeros_like(columns)
     memory = Arrays()
-    arrays = {"columns": columns, "packed": packed, "sums": sums}
+    arrays = {"dq_dkv": columns, "packed": packed, "sums": sums}
     for name, array in arrays.items():
-        memory.add(name, array.ctypes.data, array.nbytes, writable=name != "columns")
+        memory.add(name, array.ctypes.data, array.nbytes, writable=name != "dq_dkv")
     geometry = Geometry((len(columns) // THREADS, 1, 1), THREADS, 0, 1)
     places = [ctypes.c_uint64(array.ctypes.data) for array in arrays.values()]
     load(PACKING, on="host").launch(geometry, places, arrays=memory)
@@ -186,9 +187,9 @@ def test_columns_that_are_not_finite_or_nearly_so_keep_their_neighbours() -> Non
     """Those have seven bits, the rest cut off."""
     rng = np.random.default_rng(1)
     columns = np.ldexp(rng.uniform(-1, 1, (THREADS, 8)), rng.integers(-100, 127, (THREADS, 8))).astype(np.float32)
-    strange = np.array([np.inf, -np.inf, np.nan, np.finfo(np.float32).max, -np.finfo(np.float32).max], np.float32)
+    non_finite = np.array([np.inf, -np.inf, np.nan, np.finfo(np.float32).max, -np.finfo(np.float32).max], np.float32)
     rows = np.arange(THREADS)
-    columns[rows, rows % 8] = strange[rows % len(strange)]
+    columns[rows, rows % 8] = non_finite[rows % len(non_finite)]
     got = packed_and_back(columns)
     cut = (columns.view(np.uint32) & np.uint32(0xFFFE0000)).view(np.float32)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(columns))

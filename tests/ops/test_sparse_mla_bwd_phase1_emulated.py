@@ -1,4 +1,5 @@
-"""The sm_100f kernel of sparse_mla_bwd_phase1 on the host emulator: its own plan and binding keep the comparison law.
+"""The sm_100f kernel of sparse_mla_bwd_phase1 on the host emulator: its own plan and binding meet the accuracy
+criterion.
 
 Compiles, needs no GPU.
 """
@@ -18,12 +19,13 @@ SUBJECT = Subject("sparse_mla_bwd_phase1")
 
 
 @pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
-def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
+def test_kernel_meets_the_accuracy_criterion(case: MlaCase, mode: str) -> None:
     check(SUBJECT, case, mode)
 
 
 def test_a_pair_of_ctas_walks_several_queries_of_several_blocks() -> None:
-    """With one pair, queries come in groups: stages, accumulators and Q are used again, past a query without a slot."""
+    """With one pair, queries come in groups: stages, accumulators and Q are used again, past a query without an
+    entry."""
     case = sized(128, 512, 300, 5, 400, "_groups", "masks", lengths="hostile", selection="full")
     launches = check(SUBJECT, case, "random", seed=3)
     assert [geometry.grid[0] for geometry in launches] == [2 * 4]

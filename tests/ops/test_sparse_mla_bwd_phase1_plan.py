@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import MLA, queries_of, require_twin
+from plan_kit import MLA, queries_of, require_mirrored
 from sass_kit import machine_code, require_single_issuers
 
 from cupymla import InputError, UnsupportedError, arch, build, tensor
@@ -24,7 +24,7 @@ BLACKWELL = arch.named("sm_100f")
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    require_twin(cuda.Parameters, "sparse_mla_bwd_phase1/sm100/params.cuh")
+    require_mirrored(cuda.Parameters, "sparse_mla_bwd_phase1/sm100/params.cuh")
 
 
 def test_record_has_the_strides_of_every_array() -> None:
@@ -51,13 +51,13 @@ def test_record_has_the_strides_of_every_array() -> None:
 
 
 @given(tokens=st.integers(0, 1000), heads=st.integers(1, 400), multiprocessors=st.integers(1, 200))
-def test_every_block_of_heads_of_every_query_is_dealt_once(tokens: int, heads: int, multiprocessors: int) -> None:
-    """The twin of `Work` in work.cuh."""
+def test_every_block_of_heads_of_every_query_is_assigned_once(tokens: int, heads: int, multiprocessors: int) -> None:
+    """As `Work` in work.cuh."""
     chosen = plan.plan(replace(MLA, s_q=tokens, h_q=heads), BLACKWELL, multiprocessors)
     places = [
-        (token, pair // chosen.shares.ctas)
+        (token, pair // chosen.assignment.ctas)
         for pair in range(chosen.ctas // 2)
-        for token in queries_of(chosen.shares, pair % chosen.shares.ctas)
+        for token in queries_of(chosen.assignment, pair % chosen.assignment.ctas)
     ]
     assert sorted(places) == [(t, b) for t in range(tokens) for b in range(-(-heads // 128))]
 
@@ -65,10 +65,14 @@ def test_every_block_of_heads_of_every_query_is_dealt_once(tokens: int, heads: i
 @given(s_q=st.integers(0, 1000), h_q=st.integers(1, 400), multiprocessors=st.integers(1, 200), batch=st.integers(1, 3))
 def test_a_launch_on_its_own_has_the_same_grid(s_q: int, h_q: int, multiprocessors: int, batch: int) -> None:
     chosen = plan.plan(replace(MLA, s_q=s_q, h_q=h_q, batch=batch), BLACKWELL, multiprocessors)
-    dealt = plan.raw_deal(chosen.source, {}, multiprocessors, s_q=s_q, h_q=h_q, batch=batch)
-    assert dealt.ctas == chosen.ctas
-    found = chosen.shares
-    assert dealt.fields == {"groups": found.groups, "group_tokens": found.group_tokens, "shares": found.ctas}
+    assigned = plan.raw_work_assignment(chosen.source, {}, multiprocessors, s_q=s_q, h_q=h_q, batch=batch)
+    assert assigned.ctas == chosen.ctas
+    found = chosen.assignment
+    assert assigned.fields == {
+        "groups": found.groups,
+        "group_tokens": found.group_tokens,
+        "head_block_clusters": found.ctas,
+    }
 
 
 def test_grids_that_cannot_be_are_refused() -> None:

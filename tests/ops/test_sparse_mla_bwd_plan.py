@@ -11,7 +11,7 @@ import pytest
 from backward_plan_kit import HOPPER, LISTS, ORDERED, PROBLEM, planned
 from hypothesis import example, given
 from hypothesis import strategies as st
-from plan_kit import CUDA, MLA, require_twin
+from plan_kit import CUDA, MLA, require_mirrored
 
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
@@ -24,7 +24,7 @@ from cupymla_lab import ab
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
-    require_twin(cuda.Parameters, "sparse_mla_bwd/params.cuh")
+    require_mirrored(cuda.Parameters, "sparse_mla_bwd/params.cuh")
 
 
 def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
@@ -33,7 +33,7 @@ def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
     enumerated = re.search(r"enum Stage \{(.*?)\};", text, re.DOTALL)
     assert enumerated is not None
     assert [word.strip() for word in enumerated[1].split(",")] == [
-        *(f"k{stage.title()}" for stage in STAGES),
+        *("k" + stage.title().replace("_", "") for stage in STAGES),
         "kStages",
     ]
 
@@ -41,25 +41,25 @@ def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
 def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ordered: bool) -> None:
     chosen = planned(options=spec.Options(deterministic=ordered), s_q=tokens, topk=topk, h_q=heads)
-    assert chosen.in_halves == (plan.CTA_HEADS < heads <= plan.PASS_HEADS[1])
-    ctas = {"weights": 2, "columns": 3} if chosen.in_halves else {"attention": chosen.cluster}
+    assert chosen.in_phases == (plan.CTA_HEADS < heads <= plan.BLOCK_HEADS[1])
+    ctas = {"p_ds": 2, "dq_dkv": 3} if chosen.in_phases else {"attention": chosen.cluster}
     for stage, each in ctas.items():
         attended = [launch for launch in chosen.launches() if launch.stage == stage]
-        bunches = [bunch for launch in attended for bunch in range(launch.query_begin, launch.query_end)]
-        assert bunches == list(range(-(-tokens // chosen.queries)))
+        query_groups = [index for launch in attended for index in range(launch.query_begin, launch.query_end)]
+        assert query_groups == list(range(-(-tokens // chosen.queries)))
         assert all(x.ctas == (x.query_end - x.query_begin) * each for x in attended)
-    assert chosen.passes * chosen.pass_heads >= heads
-    assert chosen.pass_heads * chosen.queries == ctas.get("weights", chosen.cluster) * plan.CTA_HEADS
-    assert chosen.cluster == (2 if heads > plan.PASS_HEADS[1] else 1)
+    assert chosen.head_blocks * chosen.block_heads >= heads
+    assert chosen.block_heads * chosen.queries == ctas.get("p_ds", chosen.cluster) * plan.CTA_HEADS
+    assert chosen.cluster == (2 if heads > plan.BLOCK_HEADS[1] else 1)
 
 
-@pytest.mark.parametrize(("heads", "passes"), [(1, 1), (64, 1), (65, 1), (128, 1), (129, 2), (300, 3)])
-def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(heads: int, passes: int) -> None:
+@pytest.mark.parametrize(("heads", "head_blocks"), [(1, 1), (64, 1), (65, 1), (128, 1), (129, 2), (300, 3)])
+def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(heads: int, head_blocks: int) -> None:
     chosen = planned(target=arch.named("sm_100f"), h_q=heads)
-    assert (chosen.cluster, chosen.passes, chosen.pass_heads) == (2, passes, 64 if heads <= 64 else 128)
+    assert (chosen.cluster, chosen.head_blocks, chosen.block_heads) == (2, head_blocks, 64 if heads <= 64 else 128)
     source = chosen.source("attention")
     assert source.path == "sparse_mla_bwd/sm100/sparse_mla_bwd.cu"
-    assert dict(source.defines)["CUPYMLA_HEADS"] == chosen.pass_heads
+    assert dict(source.defines)["CUPYMLA_HEADS"] == chosen.block_heads
     assert chosen.kv_map is not None and planned(h_q=heads).kv_map is None
     attention = next(launch for launch in chosen.launches() if launch.stage == "attention")
     assert attention.ctas == 2 * chosen.tokens
@@ -70,7 +70,7 @@ def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
     chosen = planned(options=ORDERED, s_q=1000, topk=2048, s_kv=4096)
     launches = chosen.launches()
     assert (chosen.chunk, chosen.lists) == (396, 3)  # whole waves of 132 CTAs, of either half
-    assert [launch.stage for launch in launches] == ["zero", *LISTS, *["weights", "columns", "sum"] * 3, "round"]
+    assert [launch.stage for launch in launches] == ["zero", *LISTS, *["p_ds", "dq_dkv", "sum"] * 3, "round"]
     assert [(x.ctas, x.lists) for x in launches if x.stage in LISTS[1:]] == [(396, 3), (1, 3), (396, 3)]
     sums = [(x.query_begin, x.query_end, x.list) for x in launches if x.stage == "sum"]
     assert sums == [(0, 396, 0), (396, 792, 1), (792, 1000, 2)]
@@ -82,7 +82,7 @@ def test_all_launches_but_the_first_are_dependent(tokens: int, kv: int, dist: bo
     problem, options = replace(PROBLEM, has_attn_dist=dist), spec.Options(deterministic=ordered)
     launches = planned(problem, s_q=tokens, s_kv=kv, topk=2048, has_sink=sink, options=options).launches()
     assert [x.dependent for x in launches] == [k > 0 for k in range(len(launches))]
-    assert [x.followed for x in launches] == [k < len(launches) - 1 for k in range(len(launches))]
+    assert [x.has_dependent for x in launches] == [k < len(launches) - 1 for k in range(len(launches))]
     assert all(x.ctas for x in launches), "a grid that is not launched is nobody's predecessor"
 
 
@@ -108,7 +108,7 @@ def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) 
     multiprocessors=st.integers(2, 200),
     flags=st.tuples(*[st.booleans()] * 4),
 )
-@example(979_169, 3, 55, 32, 1, 132, (False, False, False, False))  # many bunches of two queries
+@example(979_169, 3, 55, 32, 1, 132, (False, False, False, False))  # many query groups of two queries
 @example(381_191, 65, 2, 1, 1, 10, (True, False, True, False))
 def test_the_workspace_takes_what_the_readme_says(
     s_q: int, s_kv: int, topk: int, heads: int, batch: int | None, multiprocessors: int, flags: tuple[bool, ...]
@@ -129,10 +129,10 @@ def test_the_workspace_takes_what_the_readme_says(
     if has_sink:
         most += queries * heads * 4
     if chosen.queries > 1:
-        most += (128 << 20) + chosen.bunches * 4 + rows
+        most += (128 << 20) + chosen.query_groups * 4 + rows
     if chosen.in_order:
         most += (128 << 20) + queries * 4
-    if chosen.in_halves:
+    if chosen.in_phases:
         most += 1 << 30
     if deterministic:
         most += max(1 << 30, topk * 576 * 4)
@@ -142,7 +142,7 @@ def test_the_workspace_takes_what_the_readme_says(
 
 def test_parts_of_the_workspace_do_not_overlap() -> None:
     layout = planned(options=ORDERED, has_sink=True).workspace
-    sizes = {"sums": 8 * 576, "sink_terms": 4 * 128, "partials": 4 * 8 * 576 // 2, "row_ends": 8, "slot_list": 4 * 8}
+    sizes = {"sums": 8 * 576, "sink_terms": 4 * 128, "partials": 4 * 8 * 576 // 2, "row_ends": 8, "entry_list": 4 * 8}
     end = 0
     for name, words in sizes.items():
         start = getattr(layout, name)
@@ -159,25 +159,25 @@ def test_fp32_gradients_are_summed_where_they_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_sums_of_a_pair_lie_in_the_workspace_with_spare_rows(dtype: str) -> None:
+def test_sums_of_a_cluster_lie_in_the_workspace_with_spare_rows(dtype: str) -> None:
     """Their columns are in an order of their own, so that no dkv can be the sums."""
     pair = planned(replace(PROBLEM, dkv_dtype=dtype), has_sink=True, h_q=129)
-    assert pair.is_pair and not pair.in_halves and pair.workspace.sums == 0
+    assert pair.is_cluster and not pair.in_phases and pair.workspace.sums == 0
     assert pair.workspace.sink_terms == (8 + plan.SPARE_ROWS) * 576 * 4
     assert [launch.stage for launch in pair.launches()] == ["zero", "attention", "round", "sink"]
     assert dict(pair.source("round").defines)["CUPYMLA_FP16"] == (2 if dtype == "float32" else 0)
     alone = planned(h_q=64, has_sink=True)
-    assert not alone.is_pair and alone.workspace.sink_terms == 8 * 576 * 4
+    assert not alone.is_cluster and alone.workspace.sink_terms == 8 * 576 * 4
 
 
-def test_numbers_of_a_pair_are_those_of_its_kernel() -> None:
+def test_numbers_of_a_cluster_are_those_of_its_kernel() -> None:
     """Spare rows that are not there would be somebody else's memory; other boxes, other bytes than are waited for."""
     folder = CUDA / "sparse_mla_bwd" / "sm90"
-    text = "".join((folder / name).read_text() for name in ("pair_config.cuh", "pair_rows.cuh"))
+    text = "".join((folder / name).read_text() for name in ("cluster_config.cuh", "cluster_rows.cuh"))
     found = dict(re.findall(r"constexpr int (k\w+) = (\d+);", text))
-    twins = {"kRun": plan.PAIR_RUN, "kRopeColumns": plan.ROPE_COLUMNS, "kSpareRows": plan.SPARE_ROWS}
-    assert {name: int(found[name]) for name in twins} == twins
-    assert int(found["kHeads"]) == plan.PASS_HEADS[1]
+    mirrored = {"kHeadTile": plan.HEAD_TILE, "kRopeColumns": plan.ROPE_COLUMNS, "kSpareRows": plan.SPARE_ROWS}
+    assert {name: int(found[name]) for name in mirrored} == mirrored
+    assert int(found["kHeads"]) == plan.BLOCK_HEADS[1]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_boxes_have_the_heads_of_a_copy(sizes: dict[str, Any], target: str, boxe
 
 @pytest.mark.parametrize(("box", "swizzle"), [({}, 128), ({"box_channels": plan.ROPE_COLUMNS}, 64)], ids=str)
 def test_a_row_of_a_box_is_a_row_of_the_swizzle(box: dict[str, int], swizzle: int) -> None:
-    request = head_tiles(PROBLEM.shared, 1 << 20, PROBLEM.shared.q_strides, 576, plan.PAIR_RUN, **box)
+    request = head_tiles(PROBLEM.shared, 1 << 20, PROBLEM.shared.q_strides, 576, plan.HEAD_TILE, **box)
     assert (request.swizzle, request.box) == (swizzle, (swizzle // 2, 32, 1, 1))
 
 
@@ -257,26 +257,26 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
     assert len(attention) == 2 * 16 + 8 + 4  # of neighbours, and of packed rows
     blackwell = arch.named("sm_100f")
-    assert plan.variant(blackwell, stage="scan", pass_heads=64) == plan.variant(
+    assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
         blackwell, stage="scan", dtype="float16"
     )
 
 
-def test_a_pair_has_stages_of_its_own_for_its_sums() -> None:
+def test_a_cluster_has_stages_of_its_own_for_its_sums() -> None:
     for stage in ("zero", "round"):
-        alone, pair = (plan.variant(HOPPER, stage=stage, pass_heads=heads) for heads in plan.PASS_HEADS)
+        alone, pair = (plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS)
         assert [dict(source.defines)["CUPYMLA_CLUSTER"] for source in (alone, pair)] == [1, 2]
         assert pair in plan.sources("sm_90a") and alone in plan.sources("sm_90a")
     for stage in set(STAGES) - {"attention", "zero", "round", "merge"}:
-        assert len({plan.variant(HOPPER, stage=stage, pass_heads=heads) for heads in plan.PASS_HEADS}) == 1, stage
+        assert len({plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS}) == 1, stage
 
 
-def test_a_pair_makes_a_float32_dkv_from_its_sums() -> None:
-    numbers: dict[str, Any] = {"stage": "round", "pass_heads": 128}
+def test_a_cluster_makes_a_float32_dkv_from_its_sums() -> None:
+    numbers: dict[str, Any] = {"stage": "round", "block_heads": 128}
     made = {dtype: plan.variant(HOPPER, **numbers, dtype=dtype) for dtype in ("bfloat16", "float16", "float32")}
     assert [dict(source.defines)["CUPYMLA_FP16"] for source in made.values()] == [0, 1, 2]
     assert set(made.values()) <= set(plan.sources("sm_90a"))
-    others = {"pass_heads": 64}, {"queries": 4}, {"stage": "zero"}, {"stage": "attention"}
+    others = {"block_heads": 64}, {"queries": 4}, {"stage": "zero"}, {"stage": "attention"}
     for target, other in (("sm_100f", {}), *(("sm_90a", other) for other in others)):
         with pytest.raises(InputError, match="'bfloat16' or 'float16', got") as caught:
             plan.variant(arch.named(target), **(numbers | other), dtype="float32")
@@ -293,20 +293,20 @@ def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
         planned(target=blackwell, s_q=2**30, h_q=1)
 
 
-def test_a_pair_is_given_no_more_slots_than_it_can_count() -> None:
-    """Past that, its count of blocks would begin again with the first slots."""
+def test_a_cluster_is_given_no_more_entries_than_it_can_count() -> None:
+    """Past that, its count of blocks would begin again with the first entries."""
     folder = CUDA / "sparse_mla_bwd" / "sm90"
-    text = "".join((folder / name).read_text() for name in ("pair_config.cuh", "pair_consumer.cuh"))
+    text = "".join((folder / name).read_text() for name in ("cluster_config.cuh", "cluster_consumer.cuh"))
     block = re.search(r"kBlock = (0x[0-9a-f]+)u;", text)
-    slots = re.search(r"constexpr int kSlots = (\d+);", text)
+    entries = re.search(r"constexpr int kTileKeys = (\d+);", text)
     assert block is not None
-    assert slots is not None
-    assert 2**32 // int(block[1], 16) * int(slots[1]) == plan.PAIR_SLOTS
-    assert planned(topk=plan.PAIR_SLOTS, h_q=65).is_pair
-    with pytest.raises(UnsupportedError, match=f"up to {plan.PAIR_SLOTS} with more than 64 heads"):
-        planned(topk=plan.PAIR_SLOTS + 1, h_q=65)
-    planned(topk=plan.PAIR_SLOTS + 1, h_q=64)
-    planned(target=arch.named("sm_100f"), topk=plan.PAIR_SLOTS + 1, h_q=65)
+    assert entries is not None
+    assert 2**32 // int(block[1], 16) * int(entries[1]) == plan.CLUSTER_TOPK
+    assert planned(topk=plan.CLUSTER_TOPK, h_q=65).is_cluster
+    with pytest.raises(UnsupportedError, match=f"up to {plan.CLUSTER_TOPK} with more than 64 heads"):
+        planned(topk=plan.CLUSTER_TOPK + 1, h_q=65)
+    planned(topk=plan.CLUSTER_TOPK + 1, h_q=64)
+    planned(target=arch.named("sm_100f"), topk=plan.CLUSTER_TOPK + 1, h_q=65)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90"])
@@ -321,7 +321,7 @@ def test_other_architectures_are_named(name: str) -> None:
         *[("stage", value) for value in ("forward", 0, None, 10**5000)],
         *[("d_qk", value) for value in (128, "576", 576.0, None)],
         *[("dtype", value) for value in ("float32", 16, None)],
-        *[("pass_heads", value) for value in (0, 2, 96, True, "64", None)],
+        *[("block_heads", value) for value in (0, 2, 96, True, "64", None)],
         *[("partials", value) for value in ("no", 1, None)],
         *[("packed", value) for value in ("no", 1, None, True)],  # True, but without `partials`
     ],
@@ -389,24 +389,24 @@ MANY: dict[str, Any] = {"s_q": 4096, "s_kv": 8192, "topk": 2048, "h_q": 16}
         ({"s_kv": 131072, "batch": 3}, 4),  # as many blocks, and less between them
         ({"s_kv": 131073}, 1),
         ({"s_kv": 0}, 1),
-        ({"s_q": 130}, 1),  # bunches would leave most multiprocessors idle
+        ({"s_q": 130}, 1),  # query groups would leave most multiprocessors idle
         ({"s_q": 264}, 2),  # two waves of queries, one of pairs of them, half a one of fours
         ({"s_q": 0}, 1),
         ({"options": ORDERED}, 1),
     ],
     ids=str,
 )
-def test_neighbours_take_their_rows_together_where_that_pays(sizes: dict[str, object], queries: int) -> None:
+def test_neighbours_are_packed_where_that_pays(sizes: dict[str, object], queries: int) -> None:
     chosen = planned(**(MANY | sizes))
     assert chosen.queries == queries
     attention = [launch for launch in chosen.launches() if launch.stage == "attention"]
     source = chosen.source("attention")
-    assert source.entry == (plan.JOINT if queries > 1 else "sparse_mla_bwd")
+    assert source.entry == (plan.GROUP_KERNEL if queries > 1 else "sparse_mla_bwd")
     assert not attention or attention[-1].query_end == -(-chosen.tokens // queries)
     assert planned(target=arch.named("sm_100f"), **(MANY | sizes)).queries == 1
 
 
-def test_lists_are_made_between_the_chunks_of_bunches() -> None:
+def test_lists_are_made_between_the_chunks_of_query_groups() -> None:
     """The next chunk's are written over them."""
     shared = replace(MLA, **MANY, options=spec.Options())
     chosen = plan.plan(replace(PROBLEM, shared=replace(shared, s_q=20000), has_attn_dist=True), HOPPER, 132)
@@ -427,15 +427,15 @@ def test_lists_of_rows_are_bounded(s_q: int, topk: int, heads: int, multiprocess
     chosen = plan.plan(replace(PROBLEM, shared=shared, has_attn_dist=has_dist), HOPPER, multiprocessors)
     layout = chosen.workspace
     if chosen.queries == 1:
-        assert layout.rows is layout.row_slots is layout.row_counts is layout.strange_rows is None
+        assert layout.rows is layout.row_topk_entries is layout.row_counts is layout.non_finite_rows is None
         return
     entries = chosen.chunk * chosen.queries * topk
     sizes = {"sums": 5000 * 576 * 4, "rows": entries * 4}
     if has_dist:
-        sizes["row_slots"] = entries * chosen.queries * 2
-    assert sizes["rows"] + sizes.get("row_slots", 0) <= plan.LIST_BYTES
+        sizes["row_topk_entries"] = entries * chosen.queries * 2
+    assert sizes["rows"] + sizes.get("row_topk_entries", 0) <= plan.LIST_BYTES
     end = 0
-    for name, size in (sizes | {"row_counts": chosen.chunk * 4, "strange_rows": 5000}).items():
+    for name, size in (sizes | {"row_counts": chosen.chunk * 4, "non_finite_rows": 5000}).items():
         start = getattr(layout, name)
         assert start >= end and start % 256 == 0, name
         end = start + size
@@ -480,7 +480,7 @@ def test_rows_are_taken_in_order_where_that_finds_more_of_them_in_l2(sizes: dict
 
 
 def test_cases_of_this_order_are_run_in_it() -> None:
-    """Which kernel ran does not say: it is the same in the order of slots."""
+    """Which kernel ran does not say: it is the same in the order of entries."""
     subject = Subject("sparse_mla_bwd")
     kernel = next(kernel for kernel in subject.entry.kernels if kernel.name == "sparse_mla_bwd")
 
@@ -497,12 +497,12 @@ def test_cases_of_this_order_are_run_in_it() -> None:
     assert [in_order(case, 132) for case in order] == [False] * (len(order) - 1) + [True]
 
 
-def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
+def test_the_distribution_is_scattered_between_the_chunks_of_queries() -> None:
     shared = replace(MLA, **LONG, options=spec.Options())
     shared = replace(shared, s_q=20000, s_kv=50000)  # of pairs
     chosen = plan.plan(replace(PROBLEM, shared=shared, has_attn_dist=True), HOPPER, 132)
     assert chosen.chunk == 6534  # whole waves, of 128 MiB
-    assert [launch.stage for launch in chosen.launches()] == ["zero", *["sort", "attention", "deal"] * 4, "round"]
+    assert [launch.stage for launch in chosen.launches()] == ["zero", *["sort", "attention", "scatter"] * 4, "round"]
 
 
 @given(
@@ -525,10 +525,10 @@ def test_lists_in_order_are_bounded(
     if not chosen.in_order:
         assert layout.listed_dist is None
         return
-    slots = chosen.chunk * topk
-    sizes = {"sums": (batch or 1) * 30000 * 576 * 4, "rows": slots * 4}
+    entries = chosen.chunk * topk
+    sizes = {"sums": (batch or 1) * 30000 * 576 * 4, "rows": entries * 4}
     if has_dist:
-        sizes |= {"row_slots": slots * 2, "row_counts": chosen.chunk * 4, "listed_dist": slots * 4}
+        sizes |= {"row_topk_entries": entries * 2, "row_counts": chosen.chunk * 4, "listed_dist": entries * 4}
     assert sum(sizes.values()) - sizes["sums"] - chosen.chunk * 4 <= plan.LIST_BYTES
     end = 0
     for name, size in sizes.items():
@@ -536,7 +536,7 @@ def test_lists_in_order_are_bounded(
         assert start >= end and start % 256 == 0, name
         end = start + size
     assert end <= layout.bytes
-    assert layout.strange_rows is None
+    assert layout.non_finite_rows is None
 
 
 def test_the_attention_is_given_the_lists_in_the_place_of_indices() -> None:
@@ -557,12 +557,12 @@ def test_the_attention_is_given_the_lists_in_the_place_of_indices() -> None:
 
 
 def test_limits_of_lists_are_those_that_the_kernel_has_room_for() -> None:
-    text = (CUDA / "sparse_mla_bwd" / "bunch.cuh").read_text()
+    text = (CUDA / "sparse_mla_bwd" / "query_group.cuh").read_text()
     found = dict(re.findall(r"constexpr int\w* (k\w+) = ([^;]+);", text))
-    assert 1 << int(found["kTokenBits"]) == plan.JOINT_TOKENS and found["kMaxTokens"] == "1 << kTokenBits"
-    assert int(found["kMaxEntries"]) == plan.JOINT_ENTRIES
-    assert found["kMaxTokensAlone"] == "1 << 18" and plan.ORDER_TOKENS == 1 << 18
-    assert {queries * heads for queries, heads in plan.JOINT_HEADS.items()} == {plan.CTA_HEADS}
+    assert 1 << int(found["kTokenBits"]) == plan.GROUP_TOKENS and found["kMaxTokens"] == "1 << kTokenBits"
+    assert int(found["kMaxEntries"]) == plan.GROUP_ENTRIES
+    assert found["kMaxTokensSingle"] == "1 << 18" and plan.ORDER_TOKENS == 1 << 18
+    assert {queries * heads for queries, heads in plan.GROUP_HEADS.items()} == {plan.CTA_HEADS}
 
 
 @pytest.mark.parametrize("stage", plan.ORDER_STAGES)
@@ -579,7 +579,7 @@ def test_blackwell_has_no_order_of_tokens(stage: str) -> None:
         ({"queries": 2, "stage": "sum"}, "stage"),
         ({"stage": "merge"}, "stage"),
         ({"queries": 4, "stage": "sort"}, "stage"),
-        ({"queries": 4, "stage": "deal"}, "stage"),
+        ({"queries": 4, "stage": "scatter"}, "stage"),
     ],
     ids=shown,
 )

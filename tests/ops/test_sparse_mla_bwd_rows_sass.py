@@ -40,7 +40,7 @@ def test_rows_leave_sixteen_bytes_at_a_time(source: KernelSource, tmp_path: Path
         assert added == 0
         assert stored >= of_query + 2 * (8 + (1 if d_qk > 512 else 0))
     elif defines.get("CUPYMLA_CLUSTER") == 2:
-        # Of a block's 64 slots each thread of two consumers has two, of 128 columns of the values and 16 of the RoPE,
+        # Of a block's 64 entries each thread of two consumers has two, of 128 columns of the values and 16 of the RoPE,
         # four at a time; no code is there twice.
         assert added == 2 * (16 + (2 if d_qk > 512 else 0))
     else:

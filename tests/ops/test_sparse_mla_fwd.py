@@ -27,12 +27,12 @@ def tiny(indices: list[list[int]], s_kv: int = 8, h_q: int = 1, seed: int = 0) -
 
 
 def seen(lse: Any) -> list[int]:
-    """How many slots each query counted, when every score is 0."""
+    """How many entries each query counted, when every score is 0."""
     return [0 if math.isinf(value) else round(math.exp(value)) for value in np.asarray(lse)[:, 0]]
 
 
 def counting(indices: list[list[int]], s_kv: int = 8, **options: Any) -> list[int]:
-    """Slots that count per query: with q = 0 every score is 0, so exp(lse) counts them."""
+    """Entries that count per query: with q = 0 every score is 0, so exp(lse) counts them."""
     arguments = tiny(indices, s_kv)
     arguments["q"][:] = 0
     return seen(sparse_mla_fwd(**arguments, **options)[2])
@@ -101,16 +101,16 @@ def test_out_of_range_indices_do_not_count() -> None:
     assert counting([[0, 7, 8, -1, INT_MIN, INT_MAX]]) == [2]
 
 
-def test_duplicates_count_once_per_slot() -> None:
+def test_duplicates_count_once_per_entry() -> None:
     assert counting([[3, 3, 3, 5]]) == [4]
 
 
 @pytest.mark.parametrize(("length", "expected"), [(INT_MIN, 0), (-1, 0), (0, 0), (1, 1), (3, 3), (4, 4), (INT_MAX, 4)])
-def test_topk_length_cuts_slots(length: int, expected: int) -> None:
+def test_topk_length_cuts_entries(length: int, expected: int) -> None:
     assert counting([[0, 1, 2, 3]], topk_length=np.array([length], np.int32)) == [expected]
 
 
-def test_topk_length_counts_positions_not_valid_slots() -> None:
+def test_topk_length_counts_positions_not_valid_entries() -> None:
     assert counting([[-1, 1, -1, 3]], topk_length=np.array([3], np.int32)) == [1]
 
 
@@ -157,7 +157,7 @@ def test_lse_base_changes_lse_alone() -> None:
 
 
 def test_poison_in_unselected_rows_stays_there() -> None:
-    """NaN and Inf in every row that no valid slot names, row 0 (which masked slots fall back to) among them."""
+    """NaN and Inf in every row that no valid entry names, row 0 (which masked entries fall back to) among them."""
     arguments = tiny([[3, INT_MIN, 6, 5], [-1, -1, -1, -1]])
     clean = sparse_mla_fwd(**arguments, topk_length=np.array([3, 4], np.int32))
     arguments["kv"][[0, 1, 2, 4]] = np.nan
@@ -243,7 +243,7 @@ def test_check_indices_names_the_first_bad_value() -> None:
         sparse_mla_fwd(**(arguments | {"indices": np.array([[0, 1, -2]] * 2, np.int32)}), check_indices=True)
 
 
-def test_check_indices_looks_at_slots_within_topk_length() -> None:
+def test_check_indices_looks_at_entries_within_topk_length() -> None:
     arguments = tiny([[0, 1, -1], [5, 8, 9]])
     sparse_mla_fwd(**arguments, topk_length=np.array([3, 1], np.int32), check_indices=True)
     arguments["indices"] = arguments["indices"][:, None, :]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import MLA, require_twin
+from plan_kit import MLA, require_mirrored
 
 from cupymla import InputError, UnsupportedError, arch, build, driver
 from cupymla.device import Device
@@ -21,7 +21,7 @@ BLACKWELL = arch.named("sm_100f")
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    require_twin(binding.BlackwellParameters, "sparse_mla_fwd/sm100/params.cuh")
+    require_mirrored(binding.BlackwellParameters, "sparse_mla_fwd/sm100/params.cuh")
 
 
 @pytest.mark.parametrize("target", [plan.BLACKWELL])
@@ -46,7 +46,7 @@ def test_each_target_has_its_own_source_and_record(target: str) -> None:
     ],
 )
 def test_grid_of_pairs(h_q: int, s_q: int, topk: int, head_blocks: int, parts: int, clusters: int) -> None:
-    """128 heads a pair, as many clusters as run at once; slots are shared only where that leaves room and pays."""
+    """128 heads a pair, as many clusters as run at once; entries are shared only where that leaves room and pays."""
     chosen = blackwell_plan.blackwell_plan(replace(MLA, h_q=h_q, s_q=s_q, topk=topk), BLACKWELL, 148)
     assert (chosen.head_blocks, chosen.parts, chosen.clusters) == (head_blocks, parts, clusters)
     assert (chosen.cluster, chosen.ctas) == (2 * parts, 2 * parts * clusters)
@@ -60,10 +60,10 @@ def test_a_launch_on_its_own_has_the_same_grid(h_q: int, s_q: int, multiprocesso
     problem = replace(MLA, h_q=h_q, s_q=s_q, batch=batch)
     chosen = blackwell_plan.blackwell_plan(problem, BLACKWELL, multiprocessors, without=plan.CLUSTERS)
     facts = {"cluster": chosen.item_ctas, "heads_per_cta": plan.BLACKWELL_CTA_HEADS}
-    dealt = plan.raw_deal(chosen.source, facts, multiprocessors, s_q=s_q, h_q=h_q, batch=batch)
+    assigned = plan.raw_work_assignment(chosen.source, facts, multiprocessors, s_q=s_q, h_q=h_q, batch=batch)
     assert chosen.parts == 1
-    assert dealt.ctas == chosen.ctas
-    assert dealt.fields == {"head_blocks": chosen.head_blocks, "items": chosen.items}
+    assert assigned.ctas == chosen.ctas
+    assert assigned.fields == {"head_blocks": chosen.head_blocks, "items": chosen.items}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_launch_on_its_own_has_the_same_grid(h_q: int, s_q: int, multiprocesso
     ],
 )
 def test_grid_of_few_heads(h_q: int, s_q: int, topk: int, parts: int, clusters: int) -> None:
-    """Up to 64 heads a CTA, by itself or with others that share the slots of its query."""
+    """Up to 64 heads a CTA, by itself or with others that share the entries of its query."""
     chosen = blackwell_plan.blackwell_plan(replace(MLA, h_q=h_q, s_q=s_q, topk=topk), BLACKWELL, 148)
     assert (chosen.head_blocks, chosen.parts, chosen.clusters) == (1, parts, clusters)
     assert (chosen.cluster, chosen.ctas) == (parts, parts * clusters)

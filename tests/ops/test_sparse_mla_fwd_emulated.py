@@ -1,7 +1,7 @@
 """The Blackwell kernel of sparse_mla_fwd on the host emulator, and what its machine code holds.
 
-The operator's own plan and binding keep the comparison law; which cases run is said in emulated_kit.py. Compiles, needs
-no GPU.
+The operator's own plan and binding meet the accuracy criterion; which cases run is said in emulated_kit.py. Compiles,
+needs no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUBJECT = Subject("sparse_mla_fwd")
 
 
 @pytest.mark.parametrize(("case", "mode"), list(kit.case_parameters(SUBJECT)))
-def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
+def test_kernel_meets_the_accuracy_criterion(case: MlaCase, mode: str) -> None:
     kit.check(SUBJECT, case, mode)
 
 
@@ -40,7 +40,7 @@ KERNELS = [pytest.param(100, 2, id="pair"), pytest.param(40, 1, id="few heads")]
 
 @pytest.mark.parametrize(("heads", "ctas"), KERNELS)
 def test_a_cluster_walks_several_queries_of_several_blocks(heads: int, ctas: int) -> None:
-    """Stages of the ring serve Q, keys and values in turn, past queries without a slot: a warp that gets ahead of a
+    """Stages of the ring serve Q, keys and values in turn, past queries without an entry: a warp that gets ahead of a
     barrier's phases, or falls behind them, shows only after several. Heads are padded, of a pair in the second CTA."""
     case = sized(heads, 576, 200, 9, 250, "_walk", "masks", lengths="hostile", selection="full")
     (launch,) = kit.check(SUBJECT, case, "random", seed=3, multiprocessors=ctas)
@@ -84,7 +84,7 @@ def merge_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(blackwell_plan, constant, 0)
 
 
-# Heads, queries, multiprocessors and how many share the slots of a query.
+# Heads, queries, multiprocessors and how many share the entries of a query.
 PARTS = [
     pytest.param(70, 2, 8, 2, id="2 pairs"),
     pytest.param(70, 1, 8, 4, id="4 pairs", marks=pytest.mark.interpret_all),
@@ -94,12 +94,12 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("heads", "queries", "multiprocessors", "parts"), PARTS)
-def test_a_cluster_shares_the_slots_of_a_query(
+def test_a_cluster_shares_the_entries_of_a_query(
     monkeypatch: pytest.MonkeyPatch, heads: int, queries: int, multiprocessors: int, parts: int
 ) -> None:
     """Three blocks for two pairs, and for four, one of which has none; five for two CTAs, and for eight, three of which
     have none. The plan is told that merging costs nothing, so that it splits so few. Statistics and a sink go through
-    the merge, and a query without a slot."""
+    the merge, and a query without an entry."""
     merge_costs_nothing(monkeypatch)
     lengths: Any = "hostile" if queries > 1 else "none"
     case = sized(heads, 576, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
@@ -154,7 +154,7 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
 
 @pytest.mark.parametrize("heads", [128, 64])
 def test_indices_that_change_under_way_leave_every_head_a_result(heads: int) -> None:
-    """Whether a head has a valid slot is said by the warps that masked its scores: of others it may not be true."""
+    """Whether a head has a valid entry is said by the warps that masked its scores: of others it may not be true."""
     inputs = SUBJECT.cases.inputs(sized(heads, 512, 2, 20, 100, "_changing", "masks", selection="full"), 1)
     values = (inputs["indices"].copy(), np.full_like(inputs["indices"], -1))
     out, max_logits, lse = kit.results_while_changing(SUBJECT, inputs, {"indices": values})

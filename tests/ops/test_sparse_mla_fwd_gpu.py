@@ -42,7 +42,7 @@ def test_queries_with_heads_outermost(cp: Any) -> None:
         assert got.tobytes() == right.tobytes()
 
 
-def test_valid_slots_that_score_minus_infinity_are_not_empty(cp: Any) -> None:
+def test_valid_entries_that_score_minus_infinity_are_not_empty(cp: Any) -> None:
     dtype = problem(cp)[1]["q"].dtype
     q = cp.ones((3, 64, 576), dtype)
     kv = cp.ones((4, 576), dtype)

@@ -1,4 +1,4 @@
-"""topk_length may change while sparse_mla_fwd for sm_90a runs: lanes that search a query's slots together go by what
+"""topk_length may change while sparse_mla_fwd for sm_90a runs: lanes that search a query's entries together go by what
 one of them has read, or they would wait for each other for ever."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
 
 SUBJECT = Subject("sparse_mla_fwd")
-# Heads, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's slots.
+# Heads, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's entries.
 KERNELS = [
     pytest.param(33, 2, 1, id="many heads"),
     pytest.param(5, 2, 1, id="few heads"),

@@ -68,9 +68,9 @@ def lists(machine: Emulated, given: dict[str, Any]) -> list[list[int]]:
         (128, 2048, 4096, 32768, True, None),
         (128, 2048, 4096, 131072, True, None),
         (64, 2048, 4096, 65536, True, None),
-        (128, 2048, 16, 131072, False, None),  # a query's slots are shared
+        (128, 2048, 16, 131072, False, None),  # a query's entries are shared
         (128, 64, 4096, 131072, False, None),  # hardly a row is named twice at a time
-        (128, 4097, 4096, 131072, False, None),  # no room for the slots
+        (128, 4097, 4096, 131072, False, None),  # no room for the entries
         (128, 2048, 4096, plan.ORDER_TOKENS + 1, False, None),  # or for the tokens
         (4, 2048, 4096, 65536, False, None),  # lists would be larger than the result
         (128, 2048, 0, 65536, False, None),
@@ -117,10 +117,10 @@ def test_the_share_that_is_read_from_memory() -> None:
     assert first_of_those(4, 1.5) == 0.25
 
 
-def test_twins_agree() -> None:
+def test_mirrored_constants_agree() -> None:
     text = (SOURCES / "order_params.cuh").read_text()
     assert re.search(r"kMaxOrderTokens = 1 << 18;", text) and plan.ORDER_TOKENS == 1 << 18
-    assert re.search(rf"kMaxOrderSlots = {plan.ORDER_SLOTS};", text)
+    assert re.search(rf"kMaxOrderEntries = {plan.ORDER_ENTRIES};", text)
     body = text[text.index("struct OrderParameters {") :]
     body = re.sub(r"//.*", "", body[body.index("{") + 1 : body.index("};")])
     names = [
@@ -172,7 +172,7 @@ def test_tokens_that_come_again_are_behind_the_others(machine: Emulated) -> None
 
 @pytest.mark.compile
 def test_the_same_bits_whatever_comes_first(machine: Emulated) -> None:
-    """Which of the slots that name a token is first is left to chance; nothing that is listed shows it."""
+    """Which of the entries that name a token is first is left to chance; nothing that is listed shows it."""
     given = cases.inputs(case(16, 3, 130, 60, selection="duplicates"), 3)
     given["indices"] = np.random.default_rng(1).integers(0, 60, (3, 130)).astype(np.int32)
     found = set()

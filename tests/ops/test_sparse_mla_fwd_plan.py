@@ -1,4 +1,4 @@
-"""What the host tells the kernel: the parameter record, and how queries are dealt to CTAs."""
+"""What the host tells the kernel: the parameter record, and how queries are assigned to CTAs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import MLA, queries_of, require_twin
+from plan_kit import MLA, queries_of, require_mirrored
 
 from cupymla import InputError, UnsupportedError, arch, build, driver, raw_module
 from cupymla.device import Device
 from cupymla.errors import shown
-from cupymla.ops import shares
+from cupymla.ops import query_assignment
 from cupymla.ops.mla import SoftmaxOptions
 from cupymla.ops.sparse_mla_fwd import binding, cuda, plan
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    require_twin(cuda.Parameters, "sparse_mla_fwd/sm90/params.cuh")
+    require_mirrored(cuda.Parameters, "sparse_mla_fwd/sm90/params.cuh")
 
 
 @given(tokens=st.integers(0, 20_000), head_blocks=st.integers(1, 8), multiprocessors=st.integers(1, 200))
-def test_every_query_is_dealt_once(tokens: int, head_blocks: int, multiprocessors: int) -> None:
-    dealt = shares.shares(tokens, head_blocks, multiprocessors)
-    assert [token for cta in range(dealt.ctas) for token in queries_of(dealt, cta)] == list(range(tokens))
+def test_every_query_is_assigned_once(tokens: int, head_blocks: int, multiprocessors: int) -> None:
+    assigned = query_assignment.assign_queries(tokens, head_blocks, multiprocessors)
+    assert [token for cta in range(assigned.ctas) for token in queries_of(assigned, cta)] == list(range(tokens))
 
 
 def test_few_queries_go_one_to_a_cta() -> None:
-    assert shares.shares(132, 1, 132) == shares.Shares(0, 1, 132)
+    assert query_assignment.assign_queries(132, 1, 132) == query_assignment.QueryAssignment(0, 1, 132)
 
 
 def test_many_queries_end_in_single_ones() -> None:
-    dealt = shares.shares(4096, 2, 132)
-    assert dealt.group_tokens == 4
-    assert dealt.ctas - dealt.groups >= 4 * 66
+    assigned = query_assignment.assign_queries(4096, 2, 132)
+    assert assigned.group_tokens == 4
+    assert assigned.ctas - assigned.groups >= 4 * 66
 
 
 def parts_of(blocks: int, parts: int) -> list[range]:
-    """The KV blocks of each CTA of a cluster; the twin of `Query` in query.cuh."""
+    """The KV blocks of each CTA of a cluster; as `Query` in query.cuh."""
     own = 2 * (-(-((blocks + 1) // 2) // parts))
     firsts = [min(part * own, blocks) for part in range(parts)]
     return [range(first, first + min(blocks - first, own)) for first in firsts]
@@ -47,9 +47,9 @@ def parts_of(blocks: int, parts: int) -> list[range]:
 
 @given(blocks=st.integers(0, 2000), parts=st.sampled_from([1, 2, 4, 8, 16]))
 def test_every_block_falls_to_one_part_and_pairs_stay_together(blocks: int, parts: int) -> None:
-    dealt = parts_of(blocks, parts)
-    assert [block for part in dealt for block in part] == list(range(blocks))
-    assert all(part.start % 2 == 0 for part in dealt if part)
+    assigned = parts_of(blocks, parts)
+    assert [block for part in assigned for block in part] == list(range(blocks))
+    assert all(part.start % 2 == 0 for part in assigned if part)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_every_block_falls_to_one_part_and_pairs_stay_together(blocks: int, part
         (4, 512, 4),
     ],
 )
-def test_slots_are_split_while_multiprocessors_are_idle(work: int, topk: int, parts: int) -> None:
+def test_entries_are_split_while_multiprocessors_are_idle(work: int, topk: int, parts: int) -> None:
     """A pair of KV blocks each is the least a part can be given; a merge costs as much again."""
     assert plan.parts(work, topk, 132) == parts
 

@@ -39,7 +39,7 @@ def test_shared_memory_fits(target: str, columns: int, topk: int, order: Literal
             assert order == "index" or chosen.sorted >= wanted
         if order == "score":
             assert chosen.sorted & (chosen.sorted - 1) == 0 < chosen.sorted
-        # The kernel's histogram has 2048 bins, dealt to all threads.
+        # The kernel's histogram has 2048 bins, assigned to all threads.
         assert 2048 % chosen.threads == 0 and chosen.ctas == rows * chosen.cluster
 
 

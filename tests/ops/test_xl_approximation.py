@@ -1,5 +1,5 @@
 """xl_paged_attention where all that ex2.approx gives is off to one side: few rows, which a reference may get right by
-chance, so that the comparison law leaves little room. In the interpreter."""
+chance, so that the accuracy criterion leaves little room. In the interpreter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupymla.testing import compare
 from cupymla_lab.emulated import emulated
 from cupymla_lab.ptx.approximation import Approximation
 
-FEW = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5), "kv_layout": "NHD"}
+SMALL = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5), "kv_layout": "NHD"}
 
 # dtype of the query, that of the cache, scales, seed
 DRAWS = [
@@ -26,7 +26,7 @@ DRAWS = [
 @pytest.mark.parametrize("approximation", ["above", "below"])
 @pytest.mark.parametrize(("dtype", "kv_dtype", "scales", "seed"), DRAWS)
 def test_few_rows(dtype: str, kv_dtype: str, scales: str, seed: int, approximation: Approximation) -> None:
-    case = make("dtypes", "few", **FEW, dtype=dtype, kv_dtype=kv_dtype, scales=scales)
+    case = make("dtypes", "small", **SMALL, dtype=dtype, kv_dtype=kv_dtype, scales=scales)
     with emulated("sm_90a", 1 + seed % 3, seed=1) as machine:
         machine.settings = replace(machine.settings, approximation=approximation)
         compare.require(machine.check("xl_paged_attention", case, seed))
@@ -35,7 +35,7 @@ def test_few_rows(dtype: str, kv_dtype: str, scales: str, seed: int, approximati
 @pytest.mark.compile
 def test_sums_that_become_lse_of_16_bit_queries() -> None:
     """Weights that warps' and CTAs' sums are added with would show as well."""
-    case = make("dtypes", "few", **FEW, dtype="bfloat16", kv_dtype="float8_e4m3fn", scales="head")
+    case = make("dtypes", "small", **SMALL, dtype="bfloat16", kv_dtype="float8_e4m3fn", scales="head")
     with emulated("sm_90a", 2, seed=1) as machine:
         machine.settings = replace(machine.settings, approximation="scattered")
         compare.require(machine.check("xl_paged_attention", case, 1))

@@ -21,7 +21,7 @@ ROUND = 4096  # `kRound` in cuda/xl_paged_attention/sm80/arrivals.cuh
 @pytest.mark.parametrize("before", [0, 2**32 - 2 * ROUND], ids=["first", "wraps"])
 def test_every_launch_takes_one_turn(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of launches so far goes by no grid, and may wrap."""
-    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
+    monkeypatch.setattr(plan, "_CLUSTER_GAIN", -1e9)
     made = workspaces(monkeypatch)
     chosen = [named(name) for name in NAMES]
     with emulated(multiprocessors=7) as machine:

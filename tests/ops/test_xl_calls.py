@@ -137,7 +137,7 @@ def test_a_remembered_layout_does_not_excuse_an_address(machine: Emulated) -> No
 def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, num_heads: int, number: int) -> None:
     """Up to 12, or 36 where each of 128 threads has one vector at most, at once; more in groups."""
     monkeypatch.setattr(plan, "ctas", lambda *facts: number)
-    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
+    monkeypatch.setattr(plan, "_CLUSTER_GAIN", -1e9)
     fields: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": 1,
@@ -159,7 +159,7 @@ def test_parts_may_be_large_and_small(
 ) -> None:
     """As those of long work are. Where sequences are equally long the CTAs past the resident ones have nothing to do;
     where the work cannot be long there are none."""
-    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
+    monkeypatch.setattr(plan, "_CLUSTER_GAIN", -1e9)
     take_for_long(monkeypatch)
     fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": bias, "extent": 100}
     shares = 6 * plan._LARGE_PART + 4
@@ -177,7 +177,7 @@ def test_parts_may_be_large_and_small(
 )
 def test_short_sequences_in_wide_block_tables(monkeypatch: pytest.MonkeyPatch, context_lens: tuple[int, ...]) -> None:
     """The host has to think that there is much to do; the device sees that there is little, or all of one length."""
-    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
+    monkeypatch.setattr(plan, "_CLUSTER_GAIN", -1e9)
     take_for_long(monkeypatch)
     fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": "dense"}
     case = make("options", **fields, context_lens=context_lens, max_blocks=70)
@@ -340,7 +340,7 @@ def test_calls_on_the_current_stream_have_its_workspace(
             xl_paged_attention(**arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(xl_paged_attention.calls, "_once", lambda *_: pytest.fail("not the short way"))
+        patch.setattr(xl_paged_attention.calls, "_once", lambda *_: pytest.fail("not the fast path"))
         machine.call(calls)
     assert streams.done == [("zero", 0x50), ("zero", 0x60), ("zero", 0x50)]
     assert len(set(streams.zeroed)) == 3

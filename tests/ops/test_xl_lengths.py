@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
     Attributes:
         case: the problem.
-        clusters: of the kernel for few units, in the grid; 0 for the kernel for any work.
+        clusters: of the cluster split-KV variant, in the grid; 0 for the kernel for any work.
         multiprocessors: of the GPU.
         long: of the kernel for any work, whether it has CTAs for small parts, however little there is to do.
     """
@@ -45,9 +45,9 @@ CALLS = {
     # Readers may differ on whether all are equally long, and on whether the work is.
     "small parts": Call(make("options", **MANY, context_lens=(700, 0, 333, 65)), long=True),
     "equally long": Call(make("options", **MANY, context_lens=(300,) * 4), long=True),
-    "few pages": Call(make("few", **SMALL, bias="dense"), 6, 8),
-    "few rows": Call(make("few", **SMALL, kv_layout="NHD", bias="relative", extent=24), 6, 8),
-    "shared unit": Call(make("few", **ALONE, bias="alibi"), 3, 132),
+    "few pages": Call(make("cluster", **SMALL, bias="dense"), 6, 8),
+    "few rows": Call(make("cluster", **SMALL, kv_layout="NHD", bias="relative", extent=24), 6, 8),
+    "shared unit": Call(make("cluster", **ALONE, bias="alibi"), 3, 132),
 }
 
 
@@ -55,7 +55,7 @@ CALLS = {
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_FEW_GAIN", 1e9 if call.clusters else -1e9)
+    monkeypatch.setattr(plan, "_CLUSTER_GAIN", 1e9 if call.clusters else -1e9)
     if call.long:
         take_for_long(monkeypatch)
     rng = np.random.default_rng(seed)
@@ -95,8 +95,8 @@ def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytes
         for _ in range(3):
             for array, wanted in zip(machine.call(run), expected, strict=True):
                 np.testing.assert_array_equal(array.get().view(np.uint8), wanted.view(np.uint8))
-        assert set(machine.launched) == {"xl_paged_attention_few" if call.clusters else "xl_paged_attention"}
+        assert set(machine.launched) == {"xl_attention_cluster" if call.clusters else "xl_paged_attention"}
         if call.long:
             assert {geometry.grid[0] for geometry in machine.launches} == {10}
         if call.clusters:
-            assert {geometry.grid[0] for geometry in machine.launches} == {call.clusters * plan.FEW_CLUSTER}
+            assert {geometry.grid[0] for geometry in machine.launches} == {call.clusters * plan.CLUSTER_SIZE}

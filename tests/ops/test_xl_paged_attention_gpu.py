@@ -1,4 +1,5 @@
-"""xl_paged_attention and its companions on a GPU beyond the cases: prepared calls, graphs, frameworks, large sizes."""
+"""xl_paged_attention and its related functions on a GPU beyond the cases: prepared calls, graphs, frameworks, large
+sizes."""
 
 from __future__ import annotations
 
@@ -188,7 +189,7 @@ def test_tables_far_wider_than_lengths(cp: Any) -> None:
     require_right(host, cupymla.xl_paged_attention(**arguments))
 
 
-# The companions ----------------------------------------------------------------------------------------------------
+# The related functions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["vllm", "NHD", "HND"])
@@ -283,7 +284,7 @@ def test_matrix_bd_is_the_product_by_distance(
 
 
 def test_forms_of_bias_that_mean_the_same_agree(cp: Any) -> None:
-    """Fused, dense by the companion, and relative from the companion's row: one result, within the rounding of each."""
+    """Fused, dense by `matrix_bd`, and relative from its row: one result, within the rounding of each."""
     host, arguments = problem(cp, bias="fused", extent=400, offsets=True)
     fused = cupymla.xl_paged_attention(**arguments)
     table = {name: arguments.pop(name) for name in ("pos_emb", "pos_bias_v", "rel_extend")}

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import CUDA, require_twin
+from plan_kit import CUDA, require_mirrored
 from xl_kit import MULTIPROCESSORS, PROBLEM
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
@@ -33,42 +33,44 @@ RECORDS: list[tuple[str, str, type[ctypes.Structure]]] = [
 ]
 
 
-@pytest.mark.parametrize(("file", "record", "twin"), RECORDS, ids=[row[1] for row in RECORDS])
-def test_parameter_records_are_the_ones_that_kernels_read(file: str, record: str, twin: type[ctypes.Structure]) -> None:
-    require_twin(twin, f"xl_paged_attention/sm80/{file}", record)
+@pytest.mark.parametrize(("file", "record", "mirrored"), RECORDS, ids=[row[1] for row in RECORDS])
+def test_parameter_records_are_the_ones_that_kernels_read(
+    file: str, record: str, mirrored: type[ctypes.Structure]
+) -> None:
+    require_mirrored(mirrored, f"xl_paged_attention/sm80/{file}", record)
 
 
-# How CTAs share the work: a twin of schedule.cuh and of the slots in merge.cuh --------------------------------------
+# How CTAs small_part the work: as schedule.cuh and of the buffers in merge.cuh --------------------------------------
 
 
 class Line:
-    """Twin of `Line` and `Walk`."""
+    """Mirrors `Line` and `SegmentIterator`."""
 
     def __init__(self, tiles: list[int], units: int, ctas: int, large: int, more: int = 0) -> None:
-        """`more`: tiles beside the fewest, one for each share, that make work long."""
+        """`more`: tiles beside the fewest, one for each small_part, that make work long."""
         self.tiles, self.units = tiles, units
         self.total = sum(tiles) * units
         self.ctas, self.large = ctas, large
-        self.shares = self.shares_before(ctas)
-        if len(set(tiles)) <= 1 or large == ctas or self.total < self.shares + more:
-            self.shares = self.ctas = min(large, self.total)
+        self.small_parts = self.small_parts_before(ctas)
+        if len(set(tiles)) <= 1 or large == ctas or self.total < self.small_parts + more:
+            self.small_parts = self.ctas = min(large, self.total)
             self.large = 0
 
-    def shares_before(self, cta: int) -> int:
+    def small_parts_before(self, cta: int) -> int:
         return cta + (plan._LARGE_PART - 1) * min(cta, self.large)
 
     def part(self, cta: int) -> int:
         if cta >= self.ctas:
             return self.total
-        before = self.shares_before(cta)
-        if self.total * self.shares <= 0xFFFFFFFF:
-            return self.total * before // self.shares
-        return self.total // self.shares * before + self.total % self.shares * before // self.shares
+        before = self.small_parts_before(cta)
+        if self.total * self.small_parts <= 0xFFFFFFFF:
+            return self.total * before // self.small_parts
+        return self.total // self.small_parts * before + self.total % self.small_parts * before // self.small_parts
 
     def owner(self, place: int) -> int:
-        share = int(place / self.total * self.shares)
+        small_part = int(place / self.total * self.small_parts)
         large = plan._LARGE_PART * self.large
-        cta = share // plan._LARGE_PART if share < large else share - (plan._LARGE_PART - 1) * self.large
+        cta = small_part // plan._LARGE_PART if small_part < large else small_part - (plan._LARGE_PART - 1) * self.large
         cta = min(cta, self.ctas - 1)
         while self.part(cta) > place:
             cta -= 1
@@ -135,17 +137,17 @@ def test_grids_are_resident_at_once(
     assert work.row_blocks * 16 >= group > (work.row_blocks - 1) * 16
     resident = multiprocessors * ctas_per_sm
     assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= resident
-    dealt = plan.deal(work, multiprocessors, {"ctas_per_sm": ctas_per_sm, "max_ctas": 682})
-    number, large = dealt.ctas, dealt.fields["large_parts"]
+    assigned = plan.assign_work(work, multiprocessors, {"ctas_per_sm": ctas_per_sm, "max_ctas": 682})
+    number, large = assigned.ctas, assigned.fields["large_parts"]
     most = min(plan.ctas(work, multiprocessors, ctas_per_sm), 682)
-    even = dealt.fields["even_parts"]
+    even = assigned.fields["even_parts"]
     assert large in (most, even)
     if even != most:
         # Fewer only of those that fill the GPU, and only to end parts where units end.
         assert most == resident and plan._IN_STEP * most <= even < most
         assert work.count % even == 0 or even % work.count == 0
-    # No part of several shares is empty.
-    assert dealt.slots == 2 * number and dealt.fields["long_tiles"] >= plan._LARGE_PART * large + number - large
+    # No part of several small parts is empty.
+    assert assigned.slots == 2 * number and assigned.fields["long_tiles"] >= plan._LARGE_PART * large + number - large
     # More than are resident only of long work, and not more than have counters.
     assert number == large or (large == resident and large < number <= 682)
 
@@ -154,16 +156,16 @@ def test_long_work_is_cut_unevenly() -> None:
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
     long = plan.units(replace(PROBLEM, num_seqs=64, max_blocks=256), facts)
     far = replace(long, tiles=-(-plan._LONG_BYTES * 264 // (long.count * long.tile_bytes)))
-    dealt = plan.deal(far, 132, facts)
+    assigned = plan.assign_work(far, 132, facts)
     # Where the device finds lengths to be equal, 256 CTAs have two of the 512 units each.
-    assert (dealt.ctas, dealt.fields["large_parts"], dealt.fields["even_parts"]) == (462, 264, 256)
-    assert far.count * (far.tiles - 1) < dealt.fields["long_tiles"] <= far.count * far.tiles
+    assert (assigned.ctas, assigned.fields["large_parts"], assigned.fields["even_parts"]) == (462, 264, 256)
+    assert far.count * (far.tiles - 1) < assigned.fields["long_tiles"] <= far.count * far.tiles
     # With fewer units, or less for each CTA, merging the small parts costs more than waiting for slow SMs.
-    assert plan.deal(replace(far, count=264, tiles=2 * far.tiles), 132, facts).ctas == 264
-    assert plan.deal(replace(far, tiles=far.tiles // 2), 132, facts).ctas == 256
+    assert plan.assign_work(replace(far, count=264, tiles=2 * far.tiles), 132, facts).ctas == 264
+    assert plan.assign_work(replace(far, tiles=far.tiles // 2), 132, facts).ctas == 256
     alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=4096), facts)
-    dealt = plan.deal(alone, 132, facts)
-    assert dealt.ctas == dealt.fields["large_parts"]
+    assigned = plan.assign_work(alone, 132, facts)
+    assert assigned.ctas == assigned.fields["large_parts"]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +177,8 @@ def test_parts_end_where_units_do_if_that_takes_few_ctas_away(num_seqs: int, par
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
     work = plan.units(replace(PROBLEM, num_seqs=num_seqs, max_blocks=256), facts)
     assert work.count == 8 * num_seqs
-    dealt = plan.deal(work, 132, facts)
-    assert (dealt.ctas, dealt.fields["large_parts"]) == (parts, parts)
+    assigned = plan.assign_work(work, 132, facts)
+    assert (assigned.ctas, assigned.fields["large_parts"]) == (parts, parts)
 
 
 def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None:
@@ -248,14 +250,14 @@ def test_variants_compiled_ahead_are_ones_that_a_plan_picks() -> None:
         for (head_size, dtype, kv_dtype, name), source in zip(plan.AHEAD, offered, strict=False):
             problem = replace(PROBLEM, dtype=dtype, kv_dtype=kv_dtype, kv_layout=layouts[name], head_size=head_size)
             assert plan.plan(problem, arch.named(target)).source == source
-        few = {source.defines for source in offered if source.entry == plan.FEW}
+        few = {source.defines for source in offered if source.entry == plan.CLUSTER_KERNEL}
         tensor_cores = {source.defines for source, row in zip(offered, plan.AHEAD, strict=False) if row[3] != "plain"}
-        assert few == (tensor_cores if target in plan.FEW_TARGETS else set())
+        assert few == (tensor_cores if target in plan.CLUSTER_TARGETS else set())
 
 
 def test_whatever_a_plan_picks_is_among_the_variants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing else is, but companions. The kernel for few units is picked wherever there is one."""
-    monkeypatch.setattr(plan, "_FEW_GAIN", 1e9)
+    """And nothing else is, but related functions. The cluster split-KV variant is picked wherever there is one."""
+    monkeypatch.setattr(plan, "_CLUSTER_GAIN", 1e9)
     chosen = set()
     for target, capability in (*((name, None) for name in plan.TARGETS), ("sm_80", (8, 6))):
         for head_size, dtype, layout in product(HEAD_SIZES, FLOATS, LAYOUTS):
@@ -273,8 +275,8 @@ def test_whatever_a_plan_picks_is_among_the_variants(monkeypatch: pytest.MonkeyP
     offered = plan.variants()
     assert len(set(offered)) == len(offered)
     assert set(plan.sources()) <= set(offered)
-    assert {source for source in offered if source.entry in (NAME, plan.FEW)} == chosen
-    assert {source.arch for source in chosen if source.entry == plan.FEW} == set(plan.FEW_TARGETS)
+    assert {source for source in offered if source.entry in (NAME, plan.CLUSTER_KERNEL)} == chosen
+    assert {source.arch for source in chosen if source.entry == plan.CLUSTER_KERNEL} == set(plan.CLUSTER_TARGETS)
 
 
 def test_later_architectures_take_the_same_source() -> None:

@@ -41,8 +41,8 @@ def shared(keys: int = 1100, kv_layout: str = "vllm") -> XlCase:
     The last of a cluster's CTAs have no channels of 96 to put together.
     """
     return cases.make(
-        "few", f"shared_{kv_layout}", num_heads=20, num_kv_heads=1, head_size=96, context_lens=(keys,), max_blocks=70,
-        kv_layout=kv_layout, bias="dense",
+        "cluster", f"shared_{kv_layout}", num_heads=20, num_kv_heads=1, head_size=96, context_lens=(keys,),
+        max_blocks=70, kv_layout=kv_layout, bias="dense",
     )  # fmt: skip
 
 

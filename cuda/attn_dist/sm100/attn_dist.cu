@@ -1,4 +1,4 @@
-// The attention distribution summed over heads, for Blackwell: a pair of CTAs, or one CTA for up to 64 heads, takes all
+// The attention distribution summed over heads, for Blackwell: a CTA pair, or one CTA for up to 64 heads, takes all
 // heads of a query, one query after another. The pipeline and the barriers are drawn in storage.cuh, the mathematics
 // are in cupymla/ops/attn_dist/README.md.
 #include "../../common/warp.cuh"
@@ -8,8 +8,8 @@
 #include "planner.cuh"
 #include "producer.cuh"
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of one pass, 128, or 64 where no
-// query has more.
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of one head block, 128, or 64
+// where no query has more.
 namespace cupymla::attn_dist {
 
 using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_HEADS>;
@@ -17,9 +17,9 @@ using ThisStorage = Storage<ThisConfig>;
 
 __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
   constexpr uint32_t kEpilogueWarps = ThisConfig::kEpilogueWarps;
-  for (int i = 0; i < ThisConfig::kPasses; ++i) {
-    storage.pass_full[i].init(1);
-    storage.pass_free[i].init(ThisConfig::kCtas * (kEpilogueWarps + ThisConfig::kProducerWarps) + 1);
+  for (int i = 0; i < ThisConfig::kHeadBlocks; ++i) {
+    storage.head_block_full[i].init(1);
+    storage.head_block_free[i].init(ThisConfig::kCtas * (kEpilogueWarps + ThisConfig::kProducerWarps) + 1);
   }
   for (int i = 0; i < ThisConfig::kTiles; ++i) storage.q_full[i].init(1), storage.q_free[i].init(1);
   for (int i = 0; i < ThisConfig::kStages; ++i) storage.k_full[i].init(1), storage.k_free[i].init(1);
@@ -93,5 +93,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::attn_dist::ThisConfig::kThreads,
                      smem_bytes = sizeof(cupymla::attn_dist::ThisStorage),
                      parameter_bytes = sizeof(cupymla::attn_dist::Parameters),
                      tile_heads = cupymla::attn_dist::ThisConfig::kCtaHeads,
-                     block_slots = cupymla::attn_dist::ThisConfig::kSlots,
+                     tile_keys = cupymla::attn_dist::ThisConfig::kTileKeys,
                      tmem_columns = cupymla::attn_dist::kTmemColumns<cupymla::attn_dist::ThisConfig>);

@@ -1,5 +1,5 @@
-// The epilogue warps: exponentials, their sum over heads, and the row. A thread has one slot of a block: its lane of
-// Tensor Memory holds the products of the slot's key with all heads.
+// The epilogue warps: exponentials, their sum over heads, and the row. A thread has one entry of a block: its lane of
+// Tensor Memory holds the products of the entry's key with all heads.
 #pragma once
 
 #include "../../common/math.cuh"
@@ -21,52 +21,53 @@ struct Epilogue {
   const int rank;  // of this CTA in its pair
   const int warp = threadIdx.x / 32 % Config::kEpilogueWarps;
   const int lane = threadIdx.x % 32;
-  PassRing<Config> passes;
+  HeadBlockRing<Config> head_blocks;
   Ring<Config::kAccumulators> accumulators;
   uint32_t rows = 0;  // normalised so far
 
   __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params, int rank)
-      : storage(storage), params(params), rank(rank), passes(storage) {}
+      : storage(storage), params(params), rank(rank), head_blocks(storage) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
-      const Pass pass = passes.wait();
+      const HeadBlock head_block = head_blocks.wait();
       __syncwarp();
-      if (lane == 0) passes.release();
-      passes.advance();
-      if (pass.last()) break;
-      if (!pass.empty()) sum_up(pass);
-      if (pass.first_head == 0) clear_rest(pass);
+      if (lane == 0) head_blocks.release();
+      head_blocks.advance();
+      if (head_block.last()) break;
+      if (!head_block.empty()) sum_up(head_block);
+      if (head_block.first_head == 0) clear_rest(head_block);
     }
   }
 
-  __device__ __forceinline__ int32_t slot_of(int32_t block) const {
-    return block * Config::kSlots + rank * Config::kCtaSlots + warp * 32 + lane;
+  __device__ __forceinline__ int32_t entry_of(int32_t block) const {
+    return block * Config::kTileKeys + rank * Config::kCtaKeys + warp * 32 + lane;
   }
 
-  __device__ __forceinline__ void sum_up(const Pass& pass) {
-    keep_lse(pass);
+  __device__ __forceinline__ void sum_up(const HeadBlock& head_block) {
+    keep_lse(head_block);
     float written = 0.f;
-    for (int32_t block = pass.begin_block; block < pass.end_block; ++block) {
-      const int32_t slot = slot_of(block);
-      const bool valid = pass.slots.is_valid(pass.slots.token(slot));
-      float sum = take_block(pass, __any_sync(0xffffffffu, valid));
+    for (int32_t block = head_block.begin_block; block < head_block.end_block; ++block) {
+      const int32_t entry = entry_of(block);
+      const bool valid = head_block.entries.is_valid(head_block.entries.token(entry));
+      float sum = take_block(head_block, __any_sync(0xffffffffu, valid));
       if (!valid) sum = 0.f;
-      if (slot < params.topk) {
-        if (pass.first_head != 0) sum += __ldcg(pass.dist + slot);
-        __stcg(pass.dist + slot, sum);
+      if (entry < params.topk) {
+        if (head_block.first_head != 0) sum += __ldcg(head_block.dist + entry);
+        __stcg(head_block.dist + entry, sum);
         written += sum;
       }
     }
-    if (params.normalize != 0 && pass.first_head + pass.heads == params.h_q) divide(pass, written);
+    if (params.normalize != 0 && head_block.first_head + head_block.heads == params.h_q) divide(head_block, written);
   }
 
-  // This warp's copy of the pass's lse; heads that do not exist have weight 0.
-  __device__ __forceinline__ void keep_lse(const Pass& pass) {
+  // This warp's copy of the head block's lse; heads that do not exist have weight 0.
+  __device__ __forceinline__ void keep_lse(const HeadBlock& head_block) {
     __syncwarp();
     for (int head = lane; head < Config::kHeads; head += 32) {
-      const bool exists = head < pass.heads;
-      const float lse = exists ? __ldg(pass.lse + (pass.first_head + head) * params.lse_head) : positive_infinity();
+      const bool exists = head < head_block.heads;
+      const float lse =
+          exists ? __ldg(head_block.lse + (head_block.first_head + head) * params.lse_head) : positive_infinity();
       const Log2Lse log2 = log2_lse(lse, params.unit, params.unit_rest);
       storage.minus_lse[warp][head] = -log2.rounded;
       storage.factor[warp][head] = log2.factor;
@@ -74,11 +75,11 @@ struct Epilogue {
     __syncwarp();
   }
 
-  // The sum over heads of this thread's slot of the next block; of a block that the warp has no use for, zero.
-  __device__ __forceinline__ float take_block(const Pass& pass, bool wanted) {
+  // The sum over heads of this thread's entry of the next block; of a block that the warp has no use for, zero.
+  __device__ __forceinline__ float take_block(const HeadBlock& head_block, bool wanted) {
     storage.done[accumulators.stage].wait(accumulators.full);
     sm100::fence_after_sync();
-    const float sum = wanted ? sum_heads(pass.heads) : 0.f;
+    const float sum = wanted ? sum_heads(head_block.heads) : 0.f;
     sm100::fence_before_sync();
     __syncwarp();
     if (lane == 0) arrive_taken();
@@ -152,16 +153,16 @@ struct Epilogue {
     return make_float2(exp2_approx(exponent.x), exp2_approx(exponent.y));
   }
 
-  // Zeros past the blocks that can have valid slots.
-  __device__ __forceinline__ void clear_rest(const Pass& pass) const {
-    for (int32_t block = pass.end_block; block < pass.row_end_block; ++block) {
-      const int32_t slot = slot_of(block);
-      if (slot < params.topk) __stcg(pass.dist + slot, 0.f);
+  // Zeros past the blocks that can have valid entries.
+  __device__ __forceinline__ void clear_rest(const HeadBlock& head_block) const {
+    for (int32_t block = head_block.end_block; block < head_block.row_end_block; ++block) {
+      const int32_t entry = entry_of(block);
+      if (entry < params.topk) __stcg(head_block.dist + entry, 0.f);
     }
   }
 
   // Divides the row by its sum. Each thread reads what it wrote itself.
-  __device__ __forceinline__ void divide(const Pass& pass, float written) {
+  __device__ __forceinline__ void divide(const HeadBlock& head_block, float written) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) written += __shfl_xor_sync(0xffffffffu, written, mask);
     auto& mass = storage.mass[rows & 1u];
@@ -176,9 +177,9 @@ struct Epilogue {
 #pragma unroll
     for (int i = 0; i < Config::kCtas * Config::kEpilogueWarps; ++i) total += mass[i];
     const float divisor = max_nan(total, kLeastDivisor);
-    for (int32_t block = pass.begin_block; block < pass.end_block; ++block) {
-      const int32_t slot = slot_of(block);
-      if (slot < params.topk) __stcg(pass.dist + slot, __ldcg(pass.dist + slot) / divisor);
+    for (int32_t block = head_block.begin_block; block < head_block.end_block; ++block) {
+      const int32_t entry = entry_of(block);
+      if (entry < params.topk) __stcg(head_block.dist + entry, __ldcg(head_block.dist + entry) / divisor);
     }
   }
 };

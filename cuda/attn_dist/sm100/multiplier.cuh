@@ -10,21 +10,21 @@ namespace cupymla::attn_dist {
 template <typename Config, bool kFp16>
 struct Multiplier {
   Storage<Config>& storage;
-  PassRing<Config> passes;
+  HeadBlockRing<Config> head_blocks;
   Ring<Config::kStages> keys;
   Ring<Config::kAccumulators> accumulators;
   uint32_t q_parity = 0;
 
-  __device__ __forceinline__ explicit Multiplier(Storage<Config>& storage) : storage(storage), passes(storage) {}
+  __device__ __forceinline__ explicit Multiplier(Storage<Config>& storage) : storage(storage), head_blocks(storage) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
-      const Pass& pass = passes.wait();
-      const uint32_t heads = padded_heads<Config>(pass);
-      const int32_t blocks = pass.end_block - pass.begin_block;
-      const bool last = pass.last();
-      passes.release();
-      passes.advance();
+      const HeadBlock& head_block = head_blocks.wait();
+      const uint32_t heads = padded_heads<Config>(head_block);
+      const int32_t blocks = head_block.end_block - head_block.begin_block;
+      const bool last = head_block.last();
+      head_blocks.release();
+      head_blocks.advance();
       if (last) break;
       for (int32_t block = 0; block < blocks; ++block) multiply(heads, block == 0, block + 1 == blocks);
       if (blocks != 0) q_parity ^= 1u;
@@ -32,7 +32,7 @@ struct Multiplier {
   }
 
   __device__ __forceinline__ void multiply(uint32_t heads, bool first, bool last) {
-    const uint32_t instruction = sm100::instruction_f16(Config::kSlots, heads, kFp16);
+    const uint32_t instruction = sm100::instruction_f16(Config::kTileKeys, heads, kFp16);
     storage.taken[accumulators.stage].wait(accumulators.free());
     sm100::fence_after_sync();
     const uint32_t d = storage.tmem + accumulators.stage * Config::kHeads;

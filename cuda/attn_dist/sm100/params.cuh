@@ -1,4 +1,4 @@
-// Parameter record of the kernel. Its Python twin is `Blackwell` in cupymla/ops/attn_dist/records.py; the sizes
+// Parameter record of the kernel. Python mirrors it as `Blackwell` in cupymla/ops/attn_dist/records.py; the sizes
 // are compared when a call is bound, the fields by the tests.
 #pragma once
 
@@ -24,7 +24,7 @@ struct Parameters {
   int32_t s_q, s_kv, h_q, topk;
   int32_t token_rows, batch_rows;  // rows of the KV map from one token, and one batch entry, to the next
   uint32_t queries;                // over all batch entries
-  int32_t slices, slice_blocks;    // parts that a query's slots are dealt in, and blocks of each
+  int32_t slices, slice_blocks;    // parts that a query's entries are assigned in, and blocks of each
   int32_t causal;                  // 0 or 1
   int32_t normalize;               // 1: rows are divided by their sum; then there is one slice
   float scale_log2;  // sm_scale * log2(e)

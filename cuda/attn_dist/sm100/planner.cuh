@@ -1,6 +1,6 @@
-// The planner: one warp of the leader, which walks through the queries of its CTAs and describes each pass to all of
-// them, a few passes ahead of the others. It alone reads how many slots a query has: if topk_length or indices changed
-// under way and each CTA planned for itself, they would wait for blocks that never come.
+// The planner: one warp of the leader, which walks through the queries of its CTAs and describes each head block to all
+// of them, a few head blocks ahead of the others. It alone reads how many entries a query has: if topk_length or
+// indices changed under way and each CTA planned for itself, they would wait for blocks that never come.
 #pragma once
 
 #include "../../common/cluster.cuh"
@@ -14,12 +14,12 @@ struct Planner {
   Storage<Config>& storage;
   const Parameters& params;
   const int lane = threadIdx.x % 32;
-  Ring<Config::kPasses> ring;
+  Ring<Config::kHeadBlocks> ring;
 
   __device__ __forceinline__ Planner(Storage<Config>& storage, const Parameters& params)
       : storage(storage), params(params) {}
 
-  // Queries, or slices of them, are dealt to the clusters of the grid in turn.
+  // Queries, or slices of them, are assigned to the clusters of the grid in turn.
   __device__ __forceinline__ void run() {
     const uint32_t slices = params.slices, items = params.queries * slices;
     const uint32_t clusters = gridDim.x / Config::kCtas;
@@ -30,55 +30,55 @@ struct Planner {
   }
 
   __device__ __forceinline__ void describe_query(uint32_t index, int32_t slice) {
-    using Query = SparseQuery<Config::kSlots>;
+    using Query = SparseQuery<Config::kTileKeys>;
     // From one lane: nothing promises that all lanes read the same.
-    const int32_t slots = __shfl_sync(0xffffffffu, Query::read_slots(params, QueryPosition(params, index)), 0);
-    const Query query(params, index, slots);
-    const int32_t row_blocks = (params.topk + Config::kSlots - 1) / Config::kSlots;
+    const int32_t entries = __shfl_sync(0xffffffffu, Query::read_entries(params, QueryPosition(params, index)), 0);
+    const Query query(params, index, entries);
+    const int32_t row_blocks = (params.topk + Config::kTileKeys - 1) / Config::kTileKeys;
     const int32_t begin = slice * params.slice_blocks, row_end = min(begin + params.slice_blocks, row_blocks);
-    Pass pass{0,
-              0,
-              begin,
-              max(begin, min(query.blocks, row_end)),
-              row_end,
-              query.batch,
-              query.query,
-              params.lse + query.batch * params.lse_batch + query.query * params.lse_query,
-              params.dist + query.batch * params.dist_batch + query.query * params.dist_query,
-              sm100::QuerySlots(params, query)};
-    drop_invalid_end(pass);
-    for (; pass.first_head < params.h_q; pass.first_head += Config::kHeads) {
-      pass.heads = min(params.h_q - pass.first_head, Config::kHeads);
-      publish(pass);
-      if (pass.empty()) break;
+    HeadBlock head_block{0,
+                         0,
+                         begin,
+                         max(begin, min(query.blocks, row_end)),
+                         row_end,
+                         query.batch,
+                         query.query,
+                         params.lse + query.batch * params.lse_batch + query.query * params.lse_query,
+                         params.dist + query.batch * params.dist_batch + query.query * params.dist_query,
+                         sm100::QueryEntries(params, query)};
+    drop_invalid_end(head_block);
+    for (; head_block.first_head < params.h_q; head_block.first_head += Config::kHeads) {
+      head_block.heads = min(params.h_q - head_block.first_head, Config::kHeads);
+      publish(head_block);
+      if (head_block.empty()) break;
     }
   }
 
-  // Takes blocks without a valid slot from the end: selections are often padded there.
-  __device__ __forceinline__ void drop_invalid_end(Pass& pass) const {
-    for (; !pass.empty(); --pass.end_block) {
+  // Takes blocks without a valid entry from the end: selections are often padded there.
+  __device__ __forceinline__ void drop_invalid_end(HeadBlock& head_block) const {
+    for (; !head_block.empty(); --head_block.end_block) {
       bool valid = false;
 #pragma unroll
-      for (int i = 0; i < Config::kSlots / 32; ++i) {
-        const int32_t slot = (pass.end_block - 1) * Config::kSlots + i * 32 + lane;
-        valid |= pass.slots.is_valid(pass.slots.token(slot));
+      for (int i = 0; i < Config::kTileKeys / 32; ++i) {
+        const int32_t entry = (head_block.end_block - 1) * Config::kTileKeys + i * 32 + lane;
+        valid |= head_block.entries.is_valid(head_block.entries.token(entry));
       }
       if (__any_sync(0xffffffffu, valid)) break;
     }
   }
 
-  // A pass, or as much of its beginning as it takes to say that there are no more. A lane for each CTA.
+  // A head block, or as much of its beginning as it takes to say that there are no more. A lane for each CTA.
   template <typename Description>
   __device__ __forceinline__ void publish(const Description& description) {
-    storage.pass_free[ring.stage].wait(ring.free());
+    storage.head_block_free[ring.stage].wait(ring.free());
     // A lane that has not looked yet would find the next phase begun, once others have read this description.
     __syncwarp();
     if (lane < Config::kCtas) {
       constexpr uint32_t kPieces = sizeof(Description) / sizeof(uint4);
       uint4 pieces[kPieces];
       memcpy(pieces, &description, sizeof(Description));
-      const uint32_t place = cluster_address(smem_address(&storage.pass[ring.stage]), lane);
-      const uint32_t full = cluster_address(smem_address(&storage.pass_full[ring.stage].state), lane);
+      const uint32_t place = cluster_address(smem_address(&storage.head_block[ring.stage]), lane);
+      const uint32_t full = cluster_address(smem_address(&storage.head_block_full[ring.stage].state), lane);
       cluster_arrive_and_expect_at(full, sizeof(Description));
 #pragma unroll
       for (uint32_t i = 0; i < kPieces; ++i) {

@@ -1,33 +1,34 @@
 // Shared memory and barriers of the kernel.
 //
-// With kHeads = 128 a pair of CTAs works on a query, with 64 one CTA. "Leader" is the even CTA of a pair, or the CTA.
+// With kHeads = 128 a CTA pair works on a query, with 64 one CTA. "Leader" is the even CTA of a pair, or the CTA.
 //
-// barrier       | in     | arrivals                         | who waits     | what it says
-// --------------+--------+----------------------------------+---------------+---------------------------------------
-// pass_full[p]  | each   | 1 and the description's bytes    | all roles     | pass p is described
-//               |        | (st.async by the planner)        |               |
-// pass_free[p]  | leader | 4 producers, 4 epilogue warps of | planner       | everybody has read the description
-//               |        | every CTA, the multiplier        |               |
-// q_full[t]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of the pass's Q are in
-// q_free[t]     | each   | 1 (commit)                       | producer      | the last products with them are done
-// k_full[s]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of a block of keys are in
-// k_free[s]     | each   | 1 (commit)                       | producer      | the products with them are done
-// done[a]       | each   | 1 (commit)                       | epilogue      | accumulator a holds a block's products
-// taken[a]      | leader | 4 epilogue warps of every CTA    | multiplier    | accumulator a has been read
-// mass_ready    | each   | 4 epilogue warps of every CTA    | epilogue      | the sums of the row's parts are here
+// barrier            | in     | arrivals                         | who waits  | what it says
+// -------------------+--------+----------------------------------+------------+---------------------------------------
+// head_block_full[p] | each   | 1 and the description's bytes    | all roles  | head block p is described
+//                    |        | (st.async by the planner)        |            |
+// head_block_free[p] | leader | 4 producers, 4 epilogue warps of | planner    | everybody has read the description
+//                    |        | every CTA, the multiplier        |            |
+// q_full[t]          | leader | 1 and the bytes of all its CTAs  | multiplier | 64 columns of the head block's Q are in
+// q_free[t]          | each   | 1 (commit)                       | producer   | the last products with them are done
+// k_full[s]          | leader | 1 and the bytes of all its CTAs  | multiplier | 64 columns of a block of keys are in
+// k_free[s]          | each   | 1 (commit)                       | producer   | the products with them are done
+// done[a]            | each   | 1 (commit)                       | epilogue   | accumulator a holds a block's products
+// taken[a]           | leader | 4 epilogue warps of every CTA    | multiplier | accumulator a has been read
+// mass_ready         | each   | 4 epilogue warps of every CTA    | epilogue   | the sums of the row's parts are here
 //
-// A pass is one walk over a query's blocks with up to kHeads of its heads. Those without blocks use pass barriers only.
+// A head block is one walk over a query's blocks with up to kHeads of its heads. Those without blocks use head block
+// barriers only.
 //
-//   time | planner, leader | producer                 | multiplier (leader)        | epilogue
-//   -----+-----------------+--------------------------+----------------------------+----------------------------
-//    |   | pass 0          |                          |                            |
-//    |   | pass 1          | Q tile 0, keys tile 0    |                            | lse of pass 0
-//    |   | pass 2          | Q tile 1, keys tile 1    | block 0, tile 0 -> acc. 0  |
-//    |   | pass 3          |   ...                    | block 0, tile 1            |
-//    |   | (pass 0 read by | keys of block 1, tile 0  |   ...                      |
-//    |   |  everybody)     |   ...                    | block 1 -> accumulator 1   | exponentials of block 0
-//    |   | pass 4          | keys of the last block   |   ...                      |   ...
-//    v   |                 | Q tile 0 of pass 1 behind the last products with it   | the last block's; normalise
+//   time | planner, leader   | producer                 | multiplier (leader)        | epilogue
+//   -----+-------------------+--------------------------+----------------------------+----------------------------
+//    |   | head block 0      |                          |                            |
+//    |   | head block 1      | Q tile 0, keys tile 0    |                            | lse of head block 0
+//    |   | head block 2      | Q tile 1, keys tile 1    | block 0, tile 0 -> acc. 0  |
+//    |   | head block 3      |   ...                    | block 0, tile 1            |
+//    |   | (head block 0     | keys of block 1, tile 0  |   ...                      |
+//    |   | read by everybody)|   ...                    | block 1 -> accumulator 1   | exponentials of block 0
+//    |   | head block 4      | keys of the last block   |   ...                      |   ...
+//    v   |                   | Q tile 0 of head block 1 behind the last products   | the last block's; normalise
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -37,16 +38,16 @@
 
 namespace cupymla::attn_dist {
 
-// What the planner tells the other roles of a pass; it goes to other CTAs 16 bytes at a time.
-struct alignas(16) Pass {
-  int32_t first_head;  // negative: there are no more passes, and no more of this description
-  int32_t heads;       // of this pass, up to kHeads
-  int32_t begin_block, end_block;  // that hold the slots that can be valid
+// What the planner tells the other roles of a head block; it goes to other CTAs 16 bytes at a time.
+struct alignas(16) HeadBlock {
+  int32_t first_head;  // negative: there are no more head blocks, and no more of this description
+  int32_t heads;       // of this head block, up to kHeads
+  int32_t begin_block, end_block;  // that hold the entries that can be valid
   int32_t row_end_block;           // blocks from end_block to this one get zeros
   int32_t batch, query;
   const float* lse;  // of head 0 of the query
   float* dist;       // of the query
-  sm100::QuerySlots slots;
+  sm100::QueryEntries entries;
 
   __device__ __forceinline__ bool last() const { return first_head < 0; }
   __device__ __forceinline__ bool empty() const { return begin_block == end_block; }
@@ -61,9 +62,9 @@ struct alignas(1024) Storage {
   alignas(16) float minus_lse[Config::kEpilogueWarps][Config::kHeads];
   alignas(16) float factor[Config::kEpilogueWarps][Config::kHeads];
   float mass[2][Config::kCtas * Config::kEpilogueWarps];  // for even and odd rows
-  Pass pass[Config::kPasses];
+  HeadBlock head_block[Config::kHeadBlocks];
 
-  Mbarrier pass_full[Config::kPasses], pass_free[Config::kPasses];
+  Mbarrier head_block_full[Config::kHeadBlocks], head_block_free[Config::kHeadBlocks];
   Mbarrier q_full[Config::kTiles], q_free[Config::kTiles];
   Mbarrier k_full[Config::kStages], k_free[Config::kStages];
   Mbarrier done[Config::kAccumulators], taken[Config::kAccumulators];
@@ -75,27 +76,27 @@ constexpr int kSharedMemoryLimit = 227 * 1024;
 static_assert(sizeof(Storage<Config<576, 128>>) <= kSharedMemoryLimit);
 static_assert(sizeof(Storage<Config<576, 64>>) <= kSharedMemoryLimit);
 
-// Heads of a pass that are multiplied.
+// Heads of a head block that are multiplied.
 template <typename Config>
-__device__ __forceinline__ int32_t padded_heads(const Pass& pass) {
-  return (pass.heads + Config::kHeadStep - 1) / Config::kHeadStep * Config::kHeadStep;
+__device__ __forceinline__ int32_t padded_heads(const HeadBlock& head_block) {
+  return (head_block.heads + Config::kHeadStep - 1) / Config::kHeadStep * Config::kHeadStep;
 }
 
-// A role's place in the ring of passes.
+// A role's place in the ring of head blocks.
 template <typename Config>
-struct PassRing {
+struct HeadBlockRing {
   Storage<Config>& storage;
-  Ring<Config::kPasses> ring;
+  Ring<Config::kHeadBlocks> ring;
 
-  __device__ __forceinline__ explicit PassRing(Storage<Config>& storage) : storage(storage) {}
+  __device__ __forceinline__ explicit HeadBlockRing(Storage<Config>& storage) : storage(storage) {}
 
   // The next description. To be released by one thread of the role's warp, once all have read it.
-  __device__ __forceinline__ const Pass& wait() {
-    storage.pass_full[ring.stage].wait(ring.full);
-    return storage.pass[ring.stage];
+  __device__ __forceinline__ const HeadBlock& wait() {
+    storage.head_block_full[ring.stage].wait(ring.full);
+    return storage.head_block[ring.stage];
   }
   __device__ __forceinline__ void release() {
-    cluster_arrive_after_reads_at(cluster_address(smem_address(&storage.pass_free[ring.stage].state), 0));
+    cluster_arrive_after_reads_at(cluster_address(smem_address(&storage.head_block_free[ring.stage].state), 0));
   }
   __device__ __forceinline__ void advance() { ring.advance(); }
 };

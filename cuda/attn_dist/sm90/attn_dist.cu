@@ -10,8 +10,8 @@
 #error "this kernel is for sm_90a"
 #endif
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of one pass, 128, or 64 where no
-// query has more.
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of one head block, 128, or 64
+// where no query has more.
 
 namespace cupymla::attn_dist {
 
@@ -29,7 +29,8 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
   }
   for (auto& ready : storage.sums_ready) ready.init(kConsumers / ThisConfig::kSumGroups);
   storage.masses_ready.init(kConsumers);
-  for (int who = 0; who < ThisConfig::kConsumers; ++who) storage.order[who].init(ThisConfig::kWarpgroup);
+  for (int consumer = 0; consumer < ThisConfig::kConsumers; ++consumer)
+    storage.order[consumer].init(ThisConfig::kWarpgroup);
   fence_mbarrier_init();
 }
 
@@ -51,10 +52,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == ThisConfig::kConsumers) {
-    registers_give_back<ThisConfig::kProducerRegisters>();
+    warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
     Producer<ThisConfig>(storage, params, q_map).run();
   } else {
-    registers_take<ThisConfig::kConsumerRegisters>();
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();
     Consumer<ThisConfig, Element>(storage, params, warpgroup).run();
   }
 }
@@ -63,5 +64,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::attn_dist::ThisConfig::kThreads, cluster
                      smem_bytes = sizeof(cupymla::attn_dist::ThisStorage),
                      parameter_bytes = sizeof(cupymla::attn_dist::Parameters),
                      tile_heads = cupymla::attn_dist::ThisConfig::kConsumerHeads,
-                     block_slots = cupymla::attn_dist::ThisConfig::kSlots,
+                     tile_keys = cupymla::attn_dist::ThisConfig::kTileKeys,
                      warpgroup_registers = cupymla::attn_dist::ThisConfig::kWarpgroupRegisters);

@@ -13,12 +13,12 @@ struct Config : Warpgroups {
   using Warpgroups::kConsumers;
 
   static constexpr int kDQk = kDQkArg;                  // channels of a query and of a key
-  static constexpr int kHeads = kHeadsArg;              // query heads of one pass over a query's KV rows
-  static constexpr int kSlots = 64;                     // slots per KV block
+  static constexpr int kHeads = kHeadsArg;              // query heads of a head block
+  static constexpr int kTileKeys = 64;                  // entries per KV block
   static constexpr int kBuffers = 3;                    // blocks in shared memory
   static constexpr int kTileColumns = 64;               // 16-bit elements in a 128-byte swizzled row
   static constexpr int kKeyTiles = kDQk / kTileColumns;
-  static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
+  static constexpr int kTileBytes = kTileKeys * static_cast<int>(kSwizzleRowBytes);
 
   // A block arrives, is multiplied and is freed in one piece: each wait and each proxy fence costs a warp about 50
   // cycles, and nothing is gained by products that start before the last columns are in.
@@ -29,19 +29,19 @@ struct Config : Warpgroups {
   static __host__ __device__ constexpr bool ends_group(int tile) { return tile == kKeyTiles - 1; }
 
   static constexpr int kConsumerHeads = 64;                        // one wgmma M
-  static constexpr int kQueryBlocks = kHeads / kConsumerHeads;     // blocks of shared memory that Q passes through
+  static constexpr int kQueryBlocks = kHeads / kConsumerHeads;     // blocks of shared memory that Q goes through
   // Two consumers split 128 heads between them; with the same 64 heads each takes every second block of a row.
   static constexpr bool kAlternate = kHeads == 64;
   // With 128 heads products bind, so consumers issue theirs in turn. The other's turn begins behind this tile of a
   // block: what it needs to hear of that and to begin, the products of the tiles left take.
-  static constexpr int kTurnTile = kKeyTiles - 2;
+  static constexpr int kOrderTile = kKeyTiles - 2;
   static constexpr int kWarps = 4 * kConsumers;
-  static constexpr int kSumGroups = kAlternate ? kConsumers : 1;  // of warps that sum over the same slots' heads
-  static constexpr int kPartialSums = kWarps / kSumGroups;        // addends of a slot's sum over heads
+  static constexpr int kSumGroups = kAlternate ? kConsumers : 1;  // of warps that sum over the same entries' heads
+  static constexpr int kPartialSums = kWarps / kSumGroups;        // addends of an entry's sum over heads
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kHeads == 64 || kHeads == 128);
-  static_assert(kSlots == kConsumerHeads, "Q passes through buffers of KV blocks");
+  static_assert(kTileKeys == kConsumerHeads, "Q goes through buffers of KV blocks");
 };
 
 }  // namespace cupymla::attn_dist

@@ -1,4 +1,4 @@
-// Parameter record of the kernel. Its Python twin is `Hopper` in cupymla/ops/attn_dist/records.py; the sizes are
+// Parameter record of the kernel. Python mirrors it as `Hopper` in cupymla/ops/attn_dist/records.py; the sizes are
 // compared when a call is bound, the fields by the tests.
 #pragma once
 
@@ -27,8 +27,8 @@ struct Parameters {
   int64_t k_stride;  // positions per key, for the causal limit
 
   int32_t s_q, s_kv, h_q, topk;
-  // The first CTAs take that many queries each, the others one. Where neighbouring queries take their rows together:
-  // how many bunches of them there are, dealt to the CTAs in turn; the other three are unused.
+  // The first CTAs take that many queries each, the others one. Where queries are packed:
+  // how many query groups of them there are, assigned to the CTAs in turn; the other three are unused.
   uint32_t groups, group_tokens;
   int32_t slices, slice_blocks;  // CTAs that share a query, and KV blocks of each
   int32_t causal;                 // 0 or 1

@@ -1,5 +1,5 @@
-// The producer warpgroup: walks through the passes, brings in Q, gathers the selected KV rows into shared memory and
-// says which slots are valid.
+// The producer warpgroup: walks through the head blocks, brings in Q, gathers the selected KV rows into shared memory
+// and says which entries are valid.
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -28,46 +28,46 @@ struct Producer {
   __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map)
       : rows(storage), params(params), q_map(q_map) {}
 
-  __device__ __forceinline__ Walk<Config>& walk() const { return rows.storage.walk; }
+  __device__ __forceinline__ TileIterator<Config>& iterator() const { return rows.storage.iterator; }
 
   __device__ __forceinline__ void run() {
-    if (leads()) walk() = Walk<Config>(params);
-    named_barrier_sync(kWalkMoved, Config::kWarpgroup);
-    while (!walk().done()) {
-      if (walk().first_head == 0) drop_invalid_end();
-      if (walk().empty()) {
+    if (leads()) iterator() = TileIterator<Config>(params);
+    named_barrier_sync(kIteratorMoved, Config::kWarpgroup);
+    while (!iterator().done()) {
+      if (iterator().first_head == 0) drop_invalid_end();
+      if (iterator().empty()) {
         clear();
       } else {
-        begin_pass();
+        begin_head_block();
         gather_blocks();
       }
-      named_barrier_sync(kWalkRead, Config::kWarpgroup);
-      if (leads()) walk().advance(params);
-      named_barrier_sync(kWalkMoved, Config::kWarpgroup);
+      named_barrier_sync(kIteratorRead, Config::kWarpgroup);
+      if (leads()) iterator().advance(params);
+      named_barrier_sync(kIteratorMoved, Config::kWarpgroup);
     }
     end();
   }
 
-  // Takes blocks without a valid slot from the end of a query's, two at a time: selections are often padded there.
+  // Takes blocks without a valid entry from the end of a query's, two at a time: selections are often padded there.
   __device__ __forceinline__ void drop_invalid_end() {
-    if (walk().empty()) return;
-    int32_t end = walk().end_block;
-    for (; end > walk().slice_begin; end = max(walk().slice_begin, end - 2)) {
-      const int32_t slot = (end - 2) * Config::kSlots + static_cast<int32_t>(threadIdx.x % Config::kWarpgroup);
-      const bool inside = slot >= walk().slice_begin * Config::kSlots && slot < walk().query.slots;
+    if (iterator().empty()) return;
+    int32_t end = iterator().end_block;
+    for (; end > iterator().slice_begin; end = max(iterator().slice_begin, end - 2)) {
+      const int32_t entry = (end - 2) * Config::kTileKeys + static_cast<int32_t>(threadIdx.x % Config::kWarpgroup);
+      const bool inside = entry >= iterator().slice_begin * Config::kTileKeys && entry < iterator().query.entries;
       const bool valid =
-          inside && static_cast<uint32_t>(__ldg(walk().indices + slot)) < walk().query.token_limit;
-      if (named_barrier_any(kWalkRead, Config::kWarpgroup, valid)) break;
+          inside && static_cast<uint32_t>(__ldg(iterator().indices + entry)) < iterator().query.token_limit;
+      if (named_barrier_any(kIteratorRead, Config::kWarpgroup, valid)) break;
     }
-    if (leads()) walk().end_block = end;
-    named_barrier_sync(kWalkMoved, Config::kWarpgroup);
+    if (leads()) iterator().end_block = end;
+    named_barrier_sync(kIteratorMoved, Config::kWarpgroup);
   }
 
   __device__ __forceinline__ bool leads() const { return rows.warp == 0 && elect_one(); }
 
   __device__ __forceinline__ void gather_blocks() {
-    int32_t token = load_token(walk().slice_begin);
-    for (int block = walk().slice_begin; block < walk().end_block; ++block) {
+    int32_t token = load_token(iterator().slice_begin);
+    for (int block = iterator().slice_begin; block < iterator().end_block; ++block) {
       const int32_t next_token = load_token(block + 1);
       // Here, or all that `fill_places` computes from it would be kept, and spilled, from block to block.
       rows.lane = rows.warp = static_cast<int>(threadIdx.x);
@@ -75,7 +75,7 @@ struct Producer {
       make_opaque(rows.warp);
       rows.lane = rows.lane & 31;
       rows.warp = rows.warp >> 5 & 3;
-      rows.fill_places(token, walk().query.token_limit, walk().kv, params.kv_token_bytes,
+      rows.fill_places(token, iterator().query.token_limit, iterator().kv, params.kv_token_bytes,
                        WholeBuffer<Config>{{buffer(), free_parity()}});
       advance();
       token = next_token;
@@ -83,7 +83,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ int32_t load_token(int block) const {
-    return rows.load_token(walk().indices, walk().query.slots, block);
+    return rows.load_token(iterator().indices, iterator().query.entries, block);
   }
 
   __device__ __forceinline__ int buffer() const { return place < Config::kBuffers ? place : place - Config::kBuffers; }
@@ -93,33 +93,33 @@ struct Producer {
 
   // Zeros for a query without blocks.
   __device__ __forceinline__ void clear() const {
-    float* row = walk().dist(params);
-    const int32_t end = min(walk().slice_end * Config::kSlots, params.topk);
-    for (int32_t slot = walk().slice_begin * Config::kSlots + threadIdx.x % Config::kWarpgroup; slot < end;
-         slot += Config::kWarpgroup) {
-      __stcg(row + slot, 0.f);
+    float* row = iterator().dist(params);
+    const int32_t end = min(iterator().slice_end * Config::kTileKeys, params.topk);
+    for (int32_t entry = iterator().slice_begin * Config::kTileKeys + threadIdx.x % Config::kWarpgroup; entry < end;
+         entry += Config::kWarpgroup) {
+      __stcg(row + entry, 0.f);
     }
   }
 
-  // The pass's description, and its Q; heads past the last one read as zero.
-  __device__ __forceinline__ void begin_pass() {
+  // The head block's description, and its Q; heads past the last one read as zero.
+  __device__ __forceinline__ void begin_head_block() {
     auto& storage = rows.storage;
     for (int part = 0; part < Config::kQueryBlocks; ++part) {
       wait_free();
       if (leads()) {
         if (part == 0) {
-          storage.pass[walk().passes % Storage<Config>::kPasses] = {walk().dist(params), walk().lse(params),
-                                                             walk().first_head,   walk().slice_begin,
-                                                             walk().end_block,    walk().slice_end};
+          storage.head_block[iterator().head_blocks % Storage<Config>::kHeadBlocks] = {
+              iterator().dist(params), iterator().lse(params),  iterator().first_head,
+              iterator().slice_begin,  iterator().end_block,    iterator().slice_end};
         }
-        const int32_t head = walk().first_head + part * Config::kConsumerHeads;
+        const int32_t head = iterator().first_head + part * Config::kConsumerHeads;
         for (int arrival = 0; arrival < Config::kParts; ++arrival) {
           const int begin = Config::part_begin(arrival), end = Config::part_begin(arrival + 1);
           auto& full = storage.full[buffer()][arrival];
           full.arrive_and_expect((end - begin) * Config::kTileBytes);
           for (int tile = begin; tile < end; ++tile) {
             tma_load_4d(storage.k[buffer()][tile], q_map, full, tile * Config::kTileColumns, head,
-                        walk().query.query, walk().query.batch);
+                        iterator().query.query, iterator().query.batch);
           }
         }
       } else {
@@ -129,11 +129,11 @@ struct Producer {
     }
   }
 
-  // Tells consumers that there are no more passes.
+  // Tells consumers that there are no more head blocks.
   __device__ __forceinline__ void end() {
     auto& storage = rows.storage;
     wait_free();
-    if (leads()) storage.pass[walk().passes % Storage<Config>::kPasses].first_head = -1;
+    if (leads()) storage.head_block[iterator().head_blocks % Storage<Config>::kHeadBlocks].first_head = -1;
     storage.full[buffer()][Config::kValidityPart].arrive();
     finish_buffer();
   }

@@ -10,10 +10,10 @@
 
 namespace cupymla::attn_dist {
 
-// `Config` gives tiles and slots of a block; a row of Q is a head of a query.
+// `Config` gives tiles and entries of a block; a row of Q is a head of a query.
 template <typename Config, typename Element>
 struct Products {
-  static constexpr int kScores = Config::kConsumerHeads * Config::kSlots / Config::kWarpgroup;
+  static constexpr int kScores = Config::kConsumerHeads * Config::kTileKeys / Config::kWarpgroup;
   static constexpr int kSteps = Config::kDQk / 16;
 
   uint32_t q[kSteps][4];  // this thread's fragments of 64 rows
@@ -35,7 +35,7 @@ struct Products {
   // or not, when it makes a wait of `wgmma_wait`: with fewer groups than fences a wait would be for more than it says.
   template <typename Issued>
   __device__ __forceinline__ void issue(float (&scores)[kScores], uint64_t keys, Issued issued) const {
-    sm90::pin_registers(scores);
+    sm90::warpgroup_fence_operand(scores);
 #pragma unroll
     for (int tile = 0; tile < Config::kKeyTiles; ++tile) {
       if (tile == 0 || Config::ends_group(tile - 1)) sm90::wgmma_fence();

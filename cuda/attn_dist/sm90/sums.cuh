@@ -7,9 +7,9 @@
 
 namespace cupymla::attn_dist {
 
-// The part of a consumer warp in sums over heads. Warps are counted over both consumers; blocks of a row are dealt in
-// turn to those that sum over their heads, and the lanes of a warp take slots `lane` and `lane + 32` of each, so that
-// every element of a row is written by one thread alone.
+// The part of a consumer warp in sums over heads. Warps are counted over both consumers; blocks of a row are assigned
+// in turn to those that sum over their heads, and the lanes of a warp take entries `lane` and `lane + 32` of each, so
+// that every element of a row is written by one thread alone.
 template <typename Config>
 struct Sums {
   static constexpr int kScores = HeadSums::kScores;
@@ -30,17 +30,17 @@ struct Sums {
   __device__ __forceinline__ int group() const { return Config::kAlternate ? warp / 4 : 0; }
 
   // The lse of the warp's heads from `first_head` on, one per lane.
-  __device__ __forceinline__ float read_lse(const Pass& pass, int32_t first_head) const {
-    return heads.read_lse(pass.lse + first_head * params.lse_head, params.lse_head, params.h_q - first_head);
+  __device__ __forceinline__ float read_lse(const HeadBlock& head_block, int32_t first_head) const {
+    return heads.read_lse(head_block.lse + first_head * params.lse_head, params.lse_head, params.h_q - first_head);
   }
 
-  // Keeps them for the pass that begins: the warp is through with the blocks of the one before.
+  // Keeps them for the head block that begins: the warp is through with the blocks of the one before.
   __device__ __forceinline__ void keep_lse(float lse) {
     __syncwarp();
     heads.keep_lse(storage.lse[warp], lse, params);
   }
 
-  // As `HeadSums::sum`, in the present pass.
+  // As `HeadSums::sum`, in the present head block.
   __device__ __forceinline__ void sum_heads(float (&scores)[kScores], int32_t count, float (&sums)[2]) const {
     heads.sum(scores, count, storage.lse[warp], params.scale_log2, sums);
   }
@@ -57,36 +57,36 @@ struct Sums {
   }
 
   // Adds up what all warps gave out in the last round, in a fixed order, and writes it to the row.
-  __device__ __forceinline__ void add_up(const Pass& pass, int32_t block) {
+  __device__ __forceinline__ void add_up(const HeadBlock& head_block, int32_t block) {
     if (!owns(block)) return;
     const auto& given = storage.sums[group()][(round - 1) & 1u];
     float written = 0.f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t slot = block * Config::kSlots + half * 32 + lane;
+      const int32_t entry = block * Config::kTileKeys + half * 32 + lane;
       float sum = 0.f;
 #pragma unroll
       for (int addend = 0; addend < Config::kPartialSums; ++addend) sum += given[addend][half * 32 + lane];
-      if (slot < params.topk) {
-        if (pass.first_head != 0) sum += __ldcg(pass.dist + slot);
-        __stcg(pass.dist + slot, sum);
+      if (entry < params.topk) {
+        if (head_block.first_head != 0) sum += __ldcg(head_block.dist + entry);
+        __stcg(head_block.dist + entry, sum);
         written += sum;
       }
     }
-    if (normalizes(pass)) {
-      const bool first = block - pass.begin_block < Config::kWarps;
+    if (normalizes(head_block)) {
+      const bool first = block - head_block.begin_block < Config::kWarps;
       float& mass = storage.mass[mass_set()][warp][lane];
       mass = first ? written : mass + written;
     }
   }
 
-  // Whether the row is to be divided by its sum once the pass is through.
-  __device__ __forceinline__ bool normalizes(const Pass& pass) const {
-    return params.normalize != 0 && params.h_q - pass.first_head <= Config::kHeads;
+  // Whether the row is to be divided by its sum once the head block is through.
+  __device__ __forceinline__ bool normalizes(const HeadBlock& head_block) const {
+    return params.normalize != 0 && params.h_q - head_block.first_head <= Config::kHeads;
   }
 
-  // Where all warps sum over the same slots' heads, nobody is a row ahead of another: one set is enough, and a round of
-  // sums_ready is spared a count in registers.
+  // Where all warps sum over the same entries' heads, nobody is a row ahead of another: one set is enough, and a round
+  // of sums_ready is spared a count in registers.
   __device__ __forceinline__ uint32_t mass_set() const { return Config::kAlternate ? masses & 1u : 0u; }
 
   // Waits until every warp has its share of the row's sum out.
@@ -102,22 +102,22 @@ struct Sums {
     }
   }
 
-  // Zeros past the blocks that can have valid slots.
-  __device__ __forceinline__ void clear_rest(const Pass& pass) const {
-    for (int32_t block = pass.end_block; block < pass.row_end_block; ++block) {
+  // Zeros past the blocks that can have valid entries.
+  __device__ __forceinline__ void clear_rest(const HeadBlock& head_block) const {
+    for (int32_t block = head_block.end_block; block < head_block.row_end_block; ++block) {
       if (!owns(block)) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t slot = block * Config::kSlots + half * 32 + lane;
-        if (slot < params.topk) __stcg(pass.dist + slot, 0.f);
+        const int32_t entry = block * Config::kTileKeys + half * 32 + lane;
+        if (entry < params.topk) __stcg(head_block.dist + entry, 0.f);
       }
     }
   }
 
   // Divides the row by its sum. Each thread reads what it wrote itself.
-  __device__ __forceinline__ void divide(const Pass& pass) {
+  __device__ __forceinline__ void divide(const HeadBlock& head_block) {
     auto& mass = storage.mass[mass_set()];
-    if (first_owned() >= pass.end_block) mass[warp][lane] = 0.f;
+    if (first_owned() >= head_block.end_block) mass[warp][lane] = 0.f;
     share_masses();
     float total = 0.f;
 #pragma unroll
@@ -125,11 +125,11 @@ struct Sums {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) total += __shfl_xor_sync(0xffffffffu, total, mask);
     const float divisor = max_nan(total, kLeastDivisor);
-    for (int32_t block = first_owned(); block < pass.row_end_block; block += Config::kWarps) {
+    for (int32_t block = first_owned(); block < head_block.row_end_block; block += Config::kWarps) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t slot = block * Config::kSlots + half * 32 + lane;
-        if (slot < params.topk) __stcg(pass.dist + slot, __ldcg(pass.dist + slot) / divisor);
+        const int32_t entry = block * Config::kTileKeys + half * 32 + lane;
+        if (entry < params.topk) __stcg(head_block.dist + entry, __ldcg(head_block.dist + entry) / divisor);
       }
     }
   }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void gather_rows(void* destination, const TensorMap& 
       : "memory");
 }
 
-// The same in a pair of CTAs, each into its own shared memory; the bytes count at the even CTA's barrier.
+// The same in a CTA pair, each into its own shared memory; the bytes count at the even CTA's barrier.
 __device__ __forceinline__ void gather_rows_of_pair(void* destination, const TensorMap& map, const Mbarrier& full,
                                                     int32_t column, int4 rows) {
   asm volatile(

@@ -1,6 +1,6 @@
 // Tensor Memory: 128 lanes of 512 columns of 32 bits per multiprocessor (PTX ISA, "TensorCore 5th Generation Family
 // Instructions", "tcgen05.alloc", ".ld", ".st"; sm_100f). An address has the lane in its upper and the column in its
-// lower 16 bits. kCtas is 2 where a pair of CTAs works together, in every instruction of the kernel.
+// lower 16 bits. kCtas is 2 where a CTA pair works together, in every instruction of the kernel.
 #pragma once
 
 #include "../barrier.cuh"

@@ -1,4 +1,5 @@
-// The gather of a producer warpgroup: selected KV rows into blocks of swizzled column tiles, and which slots are valid.
+// The gather of a producer warpgroup: selected KV rows into blocks of swizzled column tiles, and which entries are
+// valid.
 #pragma once
 
 #include "../async_copy.cuh"
@@ -34,19 +35,19 @@ struct OneBuffer {
   }
 };
 
-// Each warp serves sixteen consecutive slots of a block of 64: lane l knows the token of slot l % 16, and in each of
+// Each warp serves sixteen consecutive entries of a block of 64: lane l knows the token of entry l % 16, and in each of
 // four passes eight lanes copy 128 bytes of one row. A block arrives in kParts parts of whole tiles; the validity words
 // come with part kValidityPart.
 //
-// Config: kSlots, kTileBytes, kParts, part_begin(part), and kLeftParts, the parts in the half that is freed first.
+// Config: kTileKeys, kTileBytes, kParts, part_begin(part), and kLeftParts, the parts in the half that is freed first.
 // Storage: k[buffer][tile], valid[buffer][warp], and the barriers full[buffer][part] (an arrival of every thread for
 // its copies, four more for the words) and free[buffer][half].
 // A caller whose blocks do not lie in one buffer each says so by places of its own: see `OneBuffer`.
 template <typename Config, typename Storage, int kValidityPart = Config::kParts - 1>
 struct RowGather {
-  static constexpr int kWarpSlots = 16;
+  static constexpr int kWarpKeys = 16;
   static constexpr int kPasses = 4;
-  static_assert(Config::kSlots == 4 * kWarpSlots);
+  static_assert(Config::kTileKeys == 4 * kWarpKeys);
 
   Storage& storage;
   int warp = (threadIdx.x / 32) % 4;
@@ -56,13 +57,13 @@ struct RowGather {
 
   __device__ __forceinline__ explicit RowGather(Storage& storage) : storage(storage) {}
 
-  // The token of this lane's slot of `block`, or -1 where there is no slot.
-  __device__ __forceinline__ int32_t load_token(const int32_t* indices, int32_t slots, int block) const {
-    const int slot = block * Config::kSlots + warp * kWarpSlots + lane % kWarpSlots;
-    return slot < slots ? __ldg(indices + slot) : -1;
+  // The token of this lane's entry of `block`, or -1 where there is no entry.
+  __device__ __forceinline__ int32_t load_token(const int32_t* indices, int32_t entries, int block) const {
+    const int entry = block * Config::kTileKeys + warp * kWarpKeys + lane % kWarpKeys;
+    return entry < entries ? __ldg(indices + entry) : -1;
   }
 
-  // Fills `buffer` with the rows of a block whose tokens the lanes hold, zeros in slots that are not valid.
+  // Fills `buffer` with the rows of a block whose tokens the lanes hold, zeros in entries that are not valid.
   __device__ __forceinline__ void fill(int32_t token, uint32_t token_limit, const uint8_t* kv, int64_t token_bytes,
                                        int buffer) {
     fill_places(token, token_limit, kv, token_bytes, OneBuffer<Config>{buffer, phases.free(buffer)});
@@ -85,11 +86,11 @@ struct RowGather {
     bool take[kPasses];
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const uint32_t slot = pass * 4 + own_lane / 8;
-      const uint32_t row = __shfl_sync(0xffffffffu, token, slot);
-      take[pass] = (valid_lanes >> slot) & 1u;
+      const uint32_t entry = pass * 4 + own_lane / 8;
+      const uint32_t row = __shfl_sync(0xffffffffu, token, entry);
+      take[pass] = (valid_lanes >> entry) & 1u;
       source[pass] = rows + static_cast<int64_t>(take[pass] ? row : 0u) * token_bytes;
-      if (pass < 2) destination[pass] = swizzle_128(warp * kWarpSlots + slot, own_lane % 8);
+      if (pass < 2) destination[pass] = swizzle_128(warp * kWarpKeys + entry, own_lane % 8);
     }
 
 #pragma unroll

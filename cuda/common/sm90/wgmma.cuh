@@ -52,7 +52,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving reads or writes of these accumulators across this point.
 template <int kCount>
-__device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }

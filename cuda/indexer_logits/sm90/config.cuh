@@ -1,7 +1,7 @@
 // Numbers of the sm_90a indexer logits kernel, and the budgets they must keep.
 #pragma once
 
-#include "../../common/sm90/narrow_tiles.cuh"
+#include "../../common/sm90/swizzle_64_tiles.cuh"
 #include "../../common/sm90/warpgroups.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "../../common/swizzle.cuh"

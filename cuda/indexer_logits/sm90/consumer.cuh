@@ -43,7 +43,7 @@ struct Consumer {
 
   Storage& storage;
   const Parameters& params;
-  const int who;
+  const int warpgroup_idx;
   const int warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int lane = static_cast<int>(threadIdx.x % 32);
   // Sums are handed out four to four lanes: this lane's key in a tile is always the same, and its query in a group the
@@ -53,10 +53,10 @@ struct Consumer {
 
   uint32_t keys[Config::kRowTiles][Config::kSteps][4];
 
-  __device__ __forceinline__ Consumer(Storage& storage, const Parameters& params, int who)
+  __device__ __forceinline__ Consumer(Storage& storage, const Parameters& params, int warpgroup_idx)
       : storage(storage),
         params(params),
-        who(who),
+        warpgroup_idx(warpgroup_idx),
         own_key(warp * 16 + lane / 4 + (lane & 1) * 8 + (Config::kRowTiles == 2 ? (lane & 2) * 32 : 0)),
         own_query(Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? lane / 2 % 2 : 0) {}
 
@@ -77,8 +77,8 @@ struct Consumer {
     uint32_t use = 0;  // of this consumer's stages
     Scores scores[2] = {};
     Sums sums = {};
-    Walk walk(params);
-    for (Run run; walk.next(run); buffers.advance()) {
+    RunIterator iterator(params);
+    for (Run run; iterator.next(run); buffers.advance()) {
       storage.q_full[buffers.stage].wait(buffers.full);
       const Visible visible(run, storage.any[buffers.stage]);
       const int32_t queries = min(Config::kQueries, params.queries - run.first_query());
@@ -91,7 +91,7 @@ struct Consumer {
       // Of the tile whose last group is still to be summed, and its last two to be written. Before the first one there
       // is none: nothing is written.
       Target before{logits, 1.0f, 0, 0};
-      for (int32_t tile = visible.first + who; tile < visible.end; tile += Config::kConsumers) {
+      for (int32_t tile = visible.first + warpgroup_idx; tile < visible.end; tile += Config::kConsumers) {
         const Target target = make_target(run, buffers.stage, tile, logits, queries);
         load_keys(use);
 #pragma unroll
@@ -103,13 +103,13 @@ struct Consumer {
           issue(scores[group % 2], heads, group);
           if (group == 0) free_keys(use++);
           sm90::wgmma_wait<1>();
-          pin(scores[last % 2]);
+          fence_operands(scores[last % 2]);
           write(sums, group < 2 ? before : target, older);
           sum_heads(scores[last % 2], weights, sums);
         }
         // The last group's product reads the keys: the next ones have to wait for it, its sums have not.
         sm90::wgmma_wait<0>();
-        pin(scores[1]);
+        fence_operands(scores[1]);
         before = target;
       }
       // Where no query sees a key of the run, there are no weights.
@@ -125,20 +125,20 @@ struct Consumer {
 
  private:
   static __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
-    if constexpr (Config::kSpan == 64) return sm90::narrow_k_major_descriptor(address);
+    if constexpr (Config::kSpan == 64) return sm90::swizzle_64_k_major_descriptor(address);
     return sm90::k_major_descriptor(address);
   }
 
-  static __device__ __forceinline__ void pin(Scores& scores) {
+  static __device__ __forceinline__ void fence_operands(Scores& scores) {
 #pragma unroll
-    for (int i = 0; i < Config::kRowTiles; ++i) sm90::pin_registers(scores[i]);
+    for (int i = 0; i < Config::kRowTiles; ++i) sm90::warpgroup_fence_operand(scores[i]);
   }
 
   // Key tiles that no query sees, every second one.
   __device__ __forceinline__ void fill(float* logits, int32_t queries, int32_t first, int32_t end) const {
     const int thread = static_cast<int>(threadIdx.x) % Config::kWarpgroup;
     for (int32_t tile = first; tile < end; ++tile) {
-      if (tile % Config::kConsumers != who) continue;
+      if (tile % Config::kConsumers != warpgroup_idx) continue;
       const int32_t key = tile * Config::kKeyRows + thread % Config::kKeyRows;
       if (key >= params.keys) continue;
       for (int query = thread / Config::kKeyRows; query < queries; query += Config::kWarpgroup / Config::kKeyRows) {
@@ -149,7 +149,7 @@ struct Consumer {
 
   // Waits for this consumer's next key tile and takes in a warp's fragments of it.
   __device__ __forceinline__ void load_keys(uint32_t use) {
-    const uint32_t stage = key_stage(use, who);
+    const uint32_t stage = key_stage(use, warpgroup_idx);
     storage.k_full[stage].wait(key_parity(use));
     const uint32_t base = smem_address(storage.k[stage][0]);
 #pragma unroll
@@ -170,7 +170,7 @@ struct Consumer {
   __device__ __forceinline__ void free_keys(uint32_t use) const {
     fence_async_shared();
     __syncwarp();
-    if (lane == 0) storage.k_free[key_stage(use, who)].arrive();
+    if (lane == 0) storage.k_free[key_stage(use, warpgroup_idx)].arrive();
   }
 
   __device__ __forceinline__ Target make_target(const Run& run, uint32_t buffer, int32_t tile, float* logits,
@@ -200,7 +200,7 @@ struct Consumer {
 
   // Issues the products of the keys with the heads of a group of queries.
   __device__ __forceinline__ void issue(Scores& scores, uint64_t heads, int group) {
-    pin(scores);
+    fence_operands(scores);
     sm90::wgmma_fence();
 #pragma unroll
     for (int tile = 0; tile < Config::kRowTiles; ++tile) {

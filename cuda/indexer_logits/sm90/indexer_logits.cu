@@ -43,12 +43,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_logits::ThisConfig
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == ThisConfig::kConsumers) {
-    registers_give_back<ThisConfig::kProducerRegisters>();
+    warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
     const uint32_t warp = threadIdx.x / 32 % 4;
     if (warp == 0) load_queries(storage, params, q_map);
     if (warp == 1 && threadIdx.x % 32 == 0) load_keys(storage, params, k_map);
   } else {
-    registers_take<ThisConfig::kConsumerRegisters>();
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();
     Consumer(storage, params, warpgroup).run();
   }
 }

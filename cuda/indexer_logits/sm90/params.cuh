@@ -1,5 +1,5 @@
-// Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/indexer_logits/cuda.py; the sizes are
-// compared when a call is bound, the fields by the tests.
+// Parameter record of the kernel. Python mirrors it as `Parameters` in cupymla/ops/indexer_logits/cuda.py; the sizes
+// are compared when a call is bound, the fields by the tests.
 #pragma once
 
 #include "../../common/types.cuh"

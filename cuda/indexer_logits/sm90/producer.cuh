@@ -16,12 +16,7 @@ __device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t
   if (params.ends != nullptr) {
     bounds.end = min(bounds.end, params.ends[batch * params.ends_batch + query * params.ends_query]);
   }
-  if (params.causal != 0) {
-    // Floor of a quotient that may be negative; a key is seen when all its positions are.
-    const int64_t position = params.q_start + query + 1;
-    const int64_t limit = position <= 0 ? 0 : position / params.k_stride;
-    if (limit < bounds.end) bounds.end = static_cast<int32_t>(limit);
-  }
+  if (params.causal != 0) bounds.end = indexer::causal_end(params.q_start, query, params.k_stride, bounds.end);
   if (bounds.begin >= bounds.end) bounds = {0, 0};
   return bounds;
 }
@@ -71,8 +66,8 @@ __device__ __forceinline__ void load_weights(float* to, const Parameters& params
 __device__ __forceinline__ void load_queries(Storage& storage, const Parameters& params, const TensorMap& q_map) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   Ring<ThisConfig::kQueryBuffers> buffers;
-  Walk walk(params);
-  for (Run run; walk.next(run); buffers.advance()) {
+  RunIterator iterator(params);
+  for (Run run; iterator.next(run); buffers.advance()) {
     const uint32_t buffer = buffers.stage;
     storage.q_free[buffer].wait(buffers.free());
     const int32_t first = run.first_query();
@@ -110,23 +105,23 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
 __device__ __forceinline__ void load_keys(Storage& storage, const Parameters& params, const TensorMap& k_map) {
   Ring<ThisConfig::kQueryBuffers> buffers;
   uint32_t uses = 0;  // eight bits for each consumer
-  Walk walk(params);
-  for (Run run; walk.next(run); buffers.advance()) {
+  RunIterator iterator(params);
+  for (Run run; iterator.next(run); buffers.advance()) {
     storage.q_full[buffers.stage].wait(buffers.full);
     const Visible visible(run, storage.any[buffers.stage]);
     storage.q_free[buffers.stage].arrive();
-    uint32_t who = 0;
+    uint32_t warpgroup_idx = 0;
     for (int32_t tile = visible.first; tile < visible.end; ++tile) {
-      const uint32_t use = uses >> who * 8 & 0xffu;
-      const uint32_t stage = key_stage(use, who);
+      const uint32_t use = uses >> warpgroup_idx * 8 & 0xffu;
+      const uint32_t stage = key_stage(use, warpgroup_idx);
       storage.k_free[stage].wait(key_parity(use) ^ 1u);
       storage.k_full[stage].arrive_and_expect(sizeof(storage.k[0]));
       for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
         tma_load_4d(storage.k[stage][column], k_map, storage.k_full[stage],
                     column * ThisConfig::kSpan / ThisConfig::kElementBytes, tile * ThisConfig::kKeyRows, run.batch, 0);
       }
-      uses = (uses & ~(0xffu << who * 8)) | (use + 1 & 0xffu) << who * 8;
-      who = who + 1 == ThisConfig::kConsumers ? 0 : who + 1;
+      uses = (uses & ~(0xffu << warpgroup_idx * 8)) | (use + 1 & 0xffu) << warpgroup_idx * 8;
+      warpgroup_idx = warpgroup_idx + 1 == ThisConfig::kConsumers ? 0 : warpgroup_idx + 1;
     }
   }
 }

@@ -27,8 +27,8 @@ namespace cupymla::indexer_logits {
 
 // Consumers take the key tiles of a run in turn, the first one first, and each has stages of its own. `use` counts a
 // consumer's key tiles, of which eight bits are enough.
-__device__ __forceinline__ uint32_t key_stage(uint32_t use, uint32_t who) {
-  return use % ThisConfig::kOwnStages * ThisConfig::kConsumers + who;
+__device__ __forceinline__ uint32_t key_stage(uint32_t use, uint32_t warpgroup_idx) {
+  return use % ThisConfig::kOwnStages * ThisConfig::kConsumers + warpgroup_idx;
 }
 __device__ __forceinline__ uint32_t key_parity(uint32_t use) { return use / ThisConfig::kOwnStages & 1u; }
 

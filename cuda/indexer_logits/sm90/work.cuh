@@ -1,7 +1,7 @@
 // Which key tiles of which query tiles a CTA takes. All of them lie one after another, query tile by query tile, in
 // units. In each round every CTA takes one unit, and in the next round the place of its right neighbour. Were it always
-// the same place, a CTA could get the first keys of all query tiles, which a causal mask leaves visible, and another one
-// the last. All warps walk alike.
+// the same place, a CTA could get the first keys of all query tiles, which a causal mask leaves visible, and another
+// one the last. All warps iterate alike.
 #pragma once
 
 #include "params.cuh"
@@ -17,13 +17,13 @@ struct Run {
   __device__ __forceinline__ int32_t first_query() const { return query_tile * ThisConfig::kQueries; }
 };
 
-struct Walk {
+struct RunIterator {
   const Parameters& params;
   uint32_t round = 0;
   int32_t left = 0;  // steps of the unit
   int64_t step = 0;
 
-  __device__ __forceinline__ explicit Walk(const Parameters& params) : params(params) { enter(); }
+  __device__ __forceinline__ explicit RunIterator(const Parameters& params) : params(params) { enter(); }
 
   // The next run; false where there is none.
   __device__ __forceinline__ bool next(Run& run) {

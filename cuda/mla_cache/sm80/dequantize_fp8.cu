@@ -1,7 +1,7 @@
 // E4M3 codes with a scale for each group of channels to bf16, eight channels a thread: one fp32 product each, rounded.
 // What is computed: `dequantize_fp8` in cupymla/ops/mla_cache/reference.py.
 #include "../../common/entry.cuh"
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 #include "../../common/types.cuh"
 #include "floats.cuh"
 #include "params.cuh"

@@ -1,5 +1,5 @@
-// Parameter record of the tcgen05 kernel. Its Python twin is `Parameters` in cupymla/ops/nvfp4_gemv/tiles.py; the sizes
-// are compared when a call is bound, the fields by the tests. a, b and their scales come by tensor maps.
+// Parameter record of the tcgen05 kernel. Python mirrors it as `Parameters` in cupymla/ops/nvfp4_gemv/tiles.py; the
+// sizes are compared when a call is bound, the fields by the tests. a, b and their scales come by tensor maps.
 #pragma once
 
 #include "../../common/types.cuh"

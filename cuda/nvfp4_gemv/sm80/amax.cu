@@ -1,7 +1,7 @@
 // The largest finite magnitude of a matrix, one value per CTA.
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
-#include "companion_params.cuh"
+#include "conversion_params.cuh"
 #include "../floats.cuh"
 #include "places.cuh"
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ void multiply_any(Storage<C>& storage, const Paramete
   Stream<C> stream(storage, params, passes, opening, warp, lane);
 #pragma unroll 1
   for (int stage = 0; stage < C::kStages; ++stage) {
-    if (stage == (second_half ? 0 : 1)) named_barrier_sync(kTurnBarrier, C::kThreads);
+    if (stage == (second_half ? 0 : 1)) named_barrier_sync(kOrderBarrier, C::kThreads);
     stream.copy_next();
   }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/types.cuh"
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
@@ -24,7 +24,7 @@ struct Config {
   static constexpr int kColumnBlocks = (kMostColumns + 7) / 8;  // blocks of 8 columns: one MMA N each
   static constexpr int kBlock = kMxfp4 ? 32 : 16;  // elements of k per scale
   // E2M1 vectors with E8M0 scales stay halves, block by block, where an instruction converts codes to halves.
-  static constexpr bool kHalves = kVectors == Vectors::float16 || (kVectors == Vectors::e2m1 && kNarrowConversions);
+  static constexpr bool kHalves = kVectors == Vectors::float16 || (kVectors == Vectors::e2m1 && kFp4Conversions);
   static constexpr Scaling kScaling = kMostColumns == 1    ? Scaling::columns
                                       : kMxfp4 && kHalves ? Scaling::blocks
                                                            : Scaling::codes;
@@ -32,7 +32,7 @@ struct Config {
   static constexpr bool kPowers = kMxfp4 && kScaling == Scaling::codes;
   // Whether codes of a and of b become bytes that integer MMAs multiply.
   static constexpr bool kIntegers =
-      kVectors == Vectors::e2m1 && kScaling == Scaling::columns && !kNarrowConversions;
+      kVectors == Vectors::e2m1 && kScaling == Scaling::columns && !kFp4Conversions;
   // Whether factors of the blocks of b are kept beside its elements, to be multiplied with the scales of a.
   static constexpr bool kVectorScales = kScaling == Scaling::columns  ? kVectors != Vectors::float16
                                         : kScaling == Scaling::blocks ? kVectors == Vectors::e2m1
@@ -54,7 +54,7 @@ struct Config {
   static constexpr int kSharedBytes = 99 * 1024;  // what compute capability 8.6 and 8.9 have
 #else
   // Where codes are converted by an instruction ptxas 12.9 spills with two stages and the most columns.
-  static constexpr int kStages = !kNarrowConversions ? 2 : kMostColumns == 1 ? 4 : 3;
+  static constexpr int kStages = !kFp4Conversions ? 2 : kMostColumns == 1 ? 4 : 3;
   static constexpr int kWarps = 16;
   static constexpr int kSharedBytes = 227 * 1024;
 #endif

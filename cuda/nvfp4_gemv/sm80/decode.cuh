@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 #include "../../common/math.cuh"
 
 namespace cupymla::nvfp4_gemv {
@@ -19,13 +19,13 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
 template <typename Operand>
 constexpr float kDecodeUnit = 16384.0f;
 template <>
-constexpr float kDecodeUnit<__half> = kNarrowConversions ? 1.0f : 16384.0f;
+constexpr float kDecodeUnit<__half> = kFp4Conversions ? 1.0f : 16384.0f;
 
 // Eight E2M1 codes as pairs: by the instruction of sm_100f (0, 1), (2, 3), (4, 5), (6, 7), else (0, 4), (1, 5), (2, 6),
 // (3, 7). With its sign on bit 15 and its magnitude on bits 9-11 a code is a half, subnormal codes included, of 2^-14
 // times its value, and of 2^-126 on bits 6-8 of a bfloat16: the biases are 15 and 127 where E2M1's is 1.
 __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __half) {
-  if constexpr (kNarrowConversions) {
+  if constexpr (kFp4Conversions) {
     halves_of_e2m1(word, pairs);
   } else {
     // The upper bytes of four halves at a time, because their lower bytes are zero.
@@ -116,7 +116,7 @@ __device__ __forceinline__ float e8m0(uint32_t code) {
 
 // The E8M0 codes in bits 0-7 and 8-15.
 __device__ __forceinline__ float2 e8m0_pair(uint32_t codes) {
-  if constexpr (kNarrowConversions) {
+  if constexpr (kFp4Conversions) {
     const uint32_t pair = bfloats_of_e8m0(codes);
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
   }

@@ -1,8 +1,8 @@
 // Block-scaled 4-bit codes to floats, a block per thread. What is computed: dequantize_nvfp4 in
 // cupymla/ops/nvfp4_gemv/run.py, to the bit.
 #include "../../common/entry.cuh"
-#include "../../common/narrow.cuh"
-#include "companion_params.cuh"
+#include "../../common/fp8_fp4.cuh"
+#include "conversion_params.cuh"
 #include "decode.cuh"
 #include "../floats.cuh"
 #include "places.cuh"

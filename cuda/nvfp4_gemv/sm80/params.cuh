@@ -1,4 +1,4 @@
-// Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/nvfp4_gemv/cuda.py; the sizes are
+// Parameter record of the kernel. Python mirrors it as `Parameters` in cupymla/ops/nvfp4_gemv/cuda.py; the sizes are
 // compared when a call is bound, the fields by the tests.
 #pragma once
 

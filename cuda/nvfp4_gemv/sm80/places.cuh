@@ -1,4 +1,4 @@
-// Where scales lie, and how the companions' kernels walk over them.
+// Where scales lie, and how the conversion kernels walk over them.
 #pragma once
 
 #include "../../common/types.cuh"

@@ -2,12 +2,12 @@
 // cupymla/ops/nvfp4_gemv/run.py, to the bit.
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
-#include "companion_params.cuh"
+#include "conversion_params.cuh"
 #include "decode.cuh"
 #include "encode.cuh"
 #include "../floats.cuh"
 #include "places.cuh"
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 
 // CUPYMLA_MXFP4: 1 for MXFP4, 0 for NVFP4.
 namespace cupymla::nvfp4_gemv {

@@ -37,7 +37,7 @@
 namespace cupymla::nvfp4_gemv {
 
 constexpr uint32_t kGroupBarriers = 1;  // named barrier of the first group
-constexpr uint32_t kTurnBarrier = 5;
+constexpr uint32_t kOrderBarrier = 5;
 
 template <class C>
 struct alignas(128) Storage {

@@ -1,6 +1,6 @@
 // Scales between the linear and the 128x4 layout, four columns per thread.
 #include "../../common/entry.cuh"
-#include "companion_params.cuh"
+#include "conversion_params.cuh"
 #include "places.cuh"
 
 namespace cupymla::nvfp4_gemv {

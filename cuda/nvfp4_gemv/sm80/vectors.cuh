@@ -307,8 +307,8 @@ class VectorLoader : VectorWriter<C> {
     });
   }
 
-  // The pieces of this thread. Those of the group are dealt to its threads in turn: all of a chunk and column, then of
-  // the next column, then of the next chunk.
+  // The pieces of this thread. Those of the group are assigned to its threads in turn: all of a chunk and column, then
+  // of the next column, then of the next chunk.
   template <typename Function>
   __device__ __forceinline__ void each_piece(const Pass<C>& pass, const VectorLayout<C>& layout,
                                              const Function& function) const {

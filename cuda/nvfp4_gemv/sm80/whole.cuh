@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply_whole(Storage<C>& storage, const Parame
   WholeStream<C, kByRows> stream(params, pass, warp);
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
-    if (turn == 1) named_barrier_sync(kTurnBarrier, C::kThreads);
+    if (turn == 1) named_barrier_sync(kOrderBarrier, C::kThreads);
     int32_t its_lane = lane;
     make_opaque(its_lane);  // or what does not change from turn to turn would be worked out ahead of both
     if ((turn == 1) != (warp < kFirstWarps<C>)) {

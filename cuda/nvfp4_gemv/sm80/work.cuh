@@ -8,7 +8,7 @@
 namespace cupymla::nvfp4_gemv {
 
 // Rows of one batch whose sums the CTA's warps hold at the same time. Each tile of up to 16 rows belongs to `splits`
-// warps, which take its chunks of k in turn. Chunks are dealt to groups of at least four warps, one on each
+// warps, which take its chunks of k in turn. Chunks are assigned to groups of at least four warps, one on each
 // scheduler, and in a group to its splits: a group needs no other part of b than its own chunks'.
 template <class C>
 struct Pass {
@@ -57,7 +57,7 @@ class Passes {
     return params_.items - item_ <= gridDim.x && (rows <= C::kPassRows || index_ + 1 >= passes_of(rows));
   }
 
-  // An item with more rows than warps can hold sums of is dealt to passes of nearly equal size.
+  // An item with more rows than warps can hold sums of is assigned to passes of nearly equal size.
   __device__ __forceinline__ Pass<C> get() const {
     const uint32_t part = item_ - batch_ * params_.parts;
     const int64_t row = part * params_.part_rows + min(part, params_.long_parts), rows = this->rows();

@@ -1,11 +1,11 @@
-// What workers bring out where heads are many, after a pass's last block: dQ and the sink's term.
+// What workers bring out where heads are many, after a head block's last block: dQ and the sink's term.
 #pragma once
 
 #include "workers.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
-// What this query adds to d_sink, by the first CTA's first workers; nothing where no slot was valid.
+// What this query adds to d_sink, by the first CTA's first workers; nothing where no entry was valid.
 template <typename Config, typename Element>
 __device__ __forceinline__ void store_sink_terms(const Worker<Config, Element>& worker, const QueryPosition& query,
                                                  int32_t first_head) {

@@ -13,7 +13,7 @@ struct PairOperands {
   using Config = typename Storage::Config;
   // Steps of 16 along K: 32 bytes on in a row, or 16 rows on.
   static constexpr uint32_t kStep = 32 / 16, kStepRows = 16 * kSwizzleRowBytes / 16;
-  static constexpr uint32_t kHeadTile = Config::kHeadTileBytes / 16, kSlotTile = Config::kSlotTileBytes / 16;
+  static constexpr uint32_t kHeadTile = Config::kHeadTileBytes / 16, kKeyTile = Config::kKeyTileBytes / 16;
 
   Storage& storage;
   const bool has_rope = Config::kHasRope && cluster_rank() == 0;
@@ -26,7 +26,7 @@ struct PairOperands {
   const uint64_t ds = sm100::descriptor_128b(smem_address(storage.ds));
   const uint64_t q_across = sm100::descriptor_128b_transposed(smem_address(storage.q), Config::kHeadTileBytes);
   const uint64_t dout_across = sm100::descriptor_128b_transposed(smem_address(storage.dout), Config::kHeadTileBytes);
-  const uint64_t k_across = sm100::descriptor_128b_transposed(smem_address(storage.k), Config::kSlotTileBytes);
+  const uint64_t k_across = sm100::descriptor_128b_transposed(smem_address(storage.k), Config::kKeyTileBytes);
   const uint64_t p_across = sm100::descriptor_128b_transposed(smem_address(storage.p), sizeof(storage.p));
   const uint64_t ds_across = sm100::descriptor_128b_transposed(smem_address(storage.ds), sizeof(storage.ds));
 };

@@ -1,5 +1,5 @@
 // What a worker thread does the same way where heads are many and few. Its lane of Tensor Memory is a row of S and dP;
-// it adds up 16 columns of the row over the channels of both CTAs, and hands 16 to its twin, the same thread of the
+// it adds up 16 columns of the row over the channels of both CTAs, and hands 16 to its peer, the same thread of the
 // other CTA. What goes to the other CTA is counted by a barrier there as it arrives: arrivals that publish ordinary
 // stores would fence the whole GPU, and wait for all reductions of the thread.
 #pragma once
@@ -10,7 +10,7 @@
 #include "../../common/sparse_query.cuh"
 #include "../params.cuh"
 #include "config.cuh"
-#include "turn.cuh"
+#include "pipeline_state.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -31,8 +31,8 @@ struct PairWorker {
   const int row = warp * 32 + lane;
   const uint32_t tmem = sm100::tmem_lane(storage.tmem, warp * 32);
   const int own_column = rank * Config::kOwnColumns + group * kColumns;          // the first that this thread finishes
-  const int other_column = (1 - rank) * Config::kOwnColumns + group * kColumns;  // the first that its twin does
-  Turn<Config::kSets> turn;
+  const int other_column = (1 - rank) * Config::kOwnColumns + group * kColumns;  // the first that its peer does
+  PipelineState<Config::kSets> state;
 
   __device__ __forceinline__ PairWorker(Storage& storage, const Parameters& params)
       : storage(storage), params(params) {}
@@ -61,8 +61,8 @@ struct PairWorker {
     const int64_t batch = query.batch, token = query.query;
     const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
                          rank * Config::kOwnTiles * static_cast<int>(kSwizzleRowBytes);
-    for (int pass = 0; pass < kWarpHeads / 4; ++pass) {
-      const int place = (threadIdx.x / 32) * kWarpHeads + pass * 4 + lane / 8;
+    for (int head_block = 0; head_block < kWarpHeads / 4; ++head_block) {
+      const int place = (threadIdx.x / 32) * kWarpHeads + head_block * 4 + lane / 8;
       const int32_t head = first_head + place;
       float sum = 0.f;
       if (head < params.h_q) {
@@ -82,11 +82,11 @@ struct PairWorker {
   }
 
   // This thread's 16 columns of S (0) or dP (1): what this CTA's channels give, and the other's, handed over by its
-  // twin, into whose `staging` this thread may write.
+  // peer, into whose `staging` this thread may write.
   template <int kWhich>
   __device__ __forceinline__ void sum_over_channels(float (&sums)[kColumns]) const {
     uint32_t own[kColumns], other[kColumns];
-    storage.scores_full[kWhich].wait(turn.parity());
+    storage.scores_full[kWhich].wait(state.parity());
     sm100::fence_after_sync();
     const uint32_t scores = tmem + (kWhich == 0 ? Config::kScores : Config::kValueScores);
     sm100::tmem_load_16(other, scores + other_column);
@@ -95,16 +95,16 @@ struct PairWorker {
     sm100::fence_before_sync();
 
     auto& staging = storage.staging[kWhich];
-    const uint32_t twin = cluster_address(smem_address(&staging[0][threadIdx.x]), 1 - rank);
+    const uint32_t peer = cluster_address(smem_address(&staging[0][threadIdx.x]), 1 - rank);
     const uint32_t received = cluster_address(smem_address(&storage.received[kWhich]), 1 - rank);
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
-      cluster_store_async_float4(twin + i * static_cast<uint32_t>(sizeof(staging[0])), __uint_as_float(other[4 * i]),
+      cluster_store_async_float4(peer + i * static_cast<uint32_t>(sizeof(staging[0])), __uint_as_float(other[4 * i]),
                                  __uint_as_float(other[4 * i + 1]), __uint_as_float(other[4 * i + 2]),
                                  __uint_as_float(other[4 * i + 3]), received);
     }
     if (threadIdx.x == 0) storage.received[kWhich].arrive_and_expect(kPartBytes);
-    storage.received[kWhich].wait(turn.parity());
+    storage.received[kWhich].wait(state.parity());
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       const float4 four = staging[i][threadIdx.x];

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "../../common/cluster.cuh"
-#include "../../common/sm100/slot_gather.cuh"
+#include "../../common/sm100/topk_gather.cuh"
 #include "../params.cuh"
 #include "config.cuh"
-#include "turn.cuh"
+#include "pipeline_state.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -18,45 +18,45 @@ struct Producer {
   const int rank = static_cast<int>(cluster_rank());
   const bool has_rope = Config::kHasRope && rank == 0;
   const uint32_t lane = threadIdx.x % 32;
-  Turn<Config::kSets> turn;
+  PipelineState<Config::kSets> state;
 
-  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, int32_t first_head,
+  __device__ __forceinline__ void run(const SparseQuery<Config::kTileKeys>& query, int32_t first_head,
                                       const TensorMap& q_map, const TensorMap& dout_map, const TensorMap& kv_map) {
     if (query.blocks == 0) return;
     if (lane == 0) load_heads(query, first_head, q_map, dout_map);
     __syncwarp();
-    const sm100::QuerySlots slots(params, query);
+    const sm100::QueryEntries entries(params, query);
     for (int32_t block = 0; block < query.blocks; ++block) {
-      const int32_t slot = block * Config::kSlots;
-      const int4 rows = slots.rows(slots.four_tokens(slot + sm100::group_slot<Config::kSlots>(lane)));
-      int32_t tokens[Config::kSlotWords];
+      const int32_t entry = block * Config::kTileKeys;
+      const int4 rows = entries.rows(entries.four_tokens(entry + sm100::group_entry<Config::kTileKeys>(lane)));
+      int32_t tokens[Config::kKeyWords];
 #pragma unroll
-      for (int word = 0; word < Config::kSlotWords; ++word) tokens[word] = slots.token(slot + word * 32 + lane);
-      storage.k_free.wait(turn.parity() ^ 1u);
+      for (int word = 0; word < Config::kKeyWords; ++word) tokens[word] = entries.token(entry + word * 32 + lane);
+      storage.k_free.wait(state.parity() ^ 1u);
       gather(kv_map, rows);
 #pragma unroll
-      for (int word = 0; word < Config::kSlotWords; ++word) {
-        const bool is_valid = slots.is_valid(tokens[word]);
+      for (int word = 0; word < Config::kKeyWords; ++word) {
+        const bool is_valid = entries.is_valid(tokens[word]);
         const uint32_t valid = __ballot_sync(0xffffffffu, is_valid);
-        storage.tokens[turn.set()][word * 32 + lane] = is_valid ? tokens[word] : -1;
-        if (lane == 0) storage.valid[turn.set()][word] = valid;
+        storage.tokens[state.set()][word * 32 + lane] = is_valid ? tokens[word] : -1;
+        if (lane == 0) storage.valid[state.set()][word] = valid;
       }
       __syncwarp();
-      if (lane == 0) storage.slots_full[turn.set()].arrive();
-      turn.advance();
+      if (lane == 0) storage.entries_full[state.set()].arrive();
+      state.advance();
     }
   }
 
   __device__ __forceinline__ void gather(const TensorMap& kv_map, int4 rows) {
-    const uint32_t bytes = (Config::kOwnTiles + (has_rope ? 1 : 0)) * Config::kSlotTileBytes;
+    const uint32_t bytes = (Config::kOwnTiles + (has_rope ? 1 : 0)) * Config::kKeyTileBytes;
     if (lane == 0) storage.k_full.arrive_and_expect(bytes);
     __syncwarp();
-    sm100::gather_group<Config::kOwnTiles, false, Config::kSlots>(storage.k[0], kv_map, storage.k_full,
-                                                                  rank * Config::kOwnTiles, rows, lane);
+    sm100::gather_group<Config::kOwnTiles, false, Config::kTileKeys>(storage.k[0], kv_map, storage.k_full,
+                                                                     rank * Config::kOwnTiles, rows, lane);
     if constexpr (Config::kHasRope) {
       if (has_rope) {
-        sm100::gather_group<1, false, Config::kSlots>(storage.k[Config::kRopeTile], kv_map, storage.k_full,
-                                                      Config::kValueTiles, rows, lane);
+        sm100::gather_group<1, false, Config::kTileKeys>(storage.k[Config::kRopeTile], kv_map, storage.k_full,
+                                                         Config::kValueTiles, rows, lane);
       }
     }
     __syncwarp();

@@ -11,18 +11,18 @@ namespace cupymla::sparse_mla_bwd {
 template <typename Config, bool kFp16>
 struct Products : PairOperands<Storage<Config>> {
   using Base = PairOperands<Storage<Config>>;
-  using Base::kStep, Base::kStepRows, Base::kHeadTile, Base::kSlotTile;
+  using Base::kStep, Base::kStepRows, Base::kHeadTile, Base::kKeyTile;
   using Base::storage, Base::has_rope, Base::tmem, Base::q, Base::dout, Base::k, Base::p_across, Base::ds;
   using Base::q_across, Base::dout_across, Base::k_across, Base::ds_across;
 
   static constexpr int kSteps = Config::kHeads / 16;  // of what is summed over heads
 
-  uint32_t parity = 0, pass_parity = 0;
+  uint32_t parity = 0, head_block_parity = 0;
 
-  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query) {
+  __device__ __forceinline__ void run(const SparseQuery<Config::kTileKeys>& query) {
     if (query.blocks == 0) return;
-    storage.heads_full.wait(pass_parity);
-    pass_parity ^= 1u;
+    storage.heads_full.wait(head_block_parity);
+    head_block_parity ^= 1u;
     for (int32_t block = 0; block < query.blocks; ++block) {
       // The block before has had its parts 0 and 1 of dKV where S and dP come now.
       storage.k_full.wait(parity);
@@ -54,14 +54,14 @@ struct Products : PairOperands<Storage<Config>> {
     sm100::fence_after_sync();
   }
 
-  // S = Q K^T or dP = dO V^T: heads x slots.
+  // S = Q K^T or dP = dO V^T: heads x entries.
   template <int kWhich>
   __device__ __forceinline__ void multiply_scores(uint64_t heads, uint32_t column, int tiles) const {
-    constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kHeads, Config::kSlots, kFp16);
+    constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kHeads, Config::kTileKeys, kFp16);
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
       for (int step = 0; step < Config::kTileColumns / 16; ++step) {
-        sm100::mma_f16(tmem + column, heads + tile * kHeadTile + step * kStep, k + tile * kSlotTile + step * kStep,
+        sm100::mma_f16(tmem + column, heads + tile * kHeadTile + step * kStep, k + tile * kKeyTile + step * kStep,
                        kInstruction, tile + step != 0);
       }
     }
@@ -74,22 +74,22 @@ struct Products : PairOperands<Storage<Config>> {
                                                       false, true);
     constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kHeads, Config::kTileColumns, kFp16, false, true);
 #pragma unroll
-    for (int step = 0; step < Config::kSlots / 16; ++step) {
+    for (int step = 0; step < Config::kTileKeys / 16; ++step) {
       sm100::mma_f16(tmem + Config::kQueryGradient, ds + step * kStep, k_across + step * kStepRows, kWide,
                      accumulate || step != 0);
     }
     if (!has_rope) return;
 #pragma unroll
-    for (int step = 0; step < Config::kSlots / 16; ++step) {
+    for (int step = 0; step < Config::kTileKeys / 16; ++step) {
       sm100::mma_f16(tmem + Config::kQueryGradientRope, ds + step * kStep,
-                     k_across + Config::kRopeTile * kSlotTile + step * kStepRows, kNarrow, accumulate || step != 0);
+                     k_across + Config::kRopeTile * kKeyTile + step * kStepRows, kNarrow, accumulate || step != 0);
     }
   }
 
-  // Two tiles of channels of dK = Q^T dS, to which dV = dO^T P is added: channels x slots.
+  // Two tiles of channels of dK = Q^T dS, to which dV = dO^T P is added: channels x entries.
   __device__ __forceinline__ void multiply_part(int part) const {
-    constexpr uint32_t kWide = sm100::instruction_f16(2 * Config::kTileColumns, Config::kSlots, kFp16, true, true);
-    const uint32_t d = tmem + Config::kKeyGradient + part * Config::kPartSlots;
+    constexpr uint32_t kWide = sm100::instruction_f16(2 * Config::kTileColumns, Config::kTileKeys, kFp16, true, true);
+    const uint32_t d = tmem + Config::kKeyGradient + part * Config::kPartKeys;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       sm100::mma_f16(d, q_across + 2 * part * kHeadTile + step * kStepRows, ds_across + step * kStepRows, kWide,
@@ -105,8 +105,8 @@ struct Products : PairOperands<Storage<Config>> {
 
   // The RoPE's tile of dK.
   __device__ __forceinline__ void multiply_rope() const {
-    constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kTileColumns, Config::kSlots, kFp16, true, true);
-    const uint32_t d = tmem + Config::kKeyGradient + Config::kRopePart * Config::kPartSlots;
+    constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kTileColumns, Config::kTileKeys, kFp16, true, true);
+    const uint32_t d = tmem + Config::kKeyGradient + Config::kRopePart * Config::kPartKeys;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       sm100::mma_f16(d, q_across + Config::kRopeTile * kHeadTile + step * kStepRows, ds_across + step * kStepRows,

@@ -4,7 +4,7 @@
 
 #include "../../common/sm100/tcgen05.cuh"
 #include "row_targets.cuh"
-#include "turn.cuh"
+#include "pipeline_state.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -12,7 +12,7 @@ namespace cupymla::sparse_mla_bwd {
 template <typename Storage>
 struct Reducer {
   using Config = typename Storage::Config;
-  static constexpr int kHeld = Config::kHeld, kFirst = Config::kPartSlots - kHeld;  // together the slots of a part
+  static constexpr int kHeld = Config::kHeld, kFirst = Config::kPartKeys - kHeld;   // together the entries of a part
 
   Storage& storage;
   const Parameters& params;
@@ -23,16 +23,17 @@ struct Reducer {
   const int places = min(parts, Config::kPlaces);  // that they go through, one after the other
   int place = 0;
   uint32_t parity = 0;  // of the place's next part
-  Turn<Config::kSets> turn;
+  PipelineState<Config::kSets> state;
 
-  // The last slots of a part may go out when the next part has been taken: so the place of the next one is free sooner.
-  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, int32_t pass) {
+  // The last entries of a part may go out when the next part has been taken: so the place of the next one is free
+  // sooner.
+  __device__ __forceinline__ void run(const SparseQuery<Config::kTileKeys>& query, int32_t head_block) {
     for (int32_t block = 0; block < query.blocks; ++block) {
-      const RowTargets<Config> targets(params, query, block * Config::kSlots, pass);
+      const RowTargets<Config> targets(params, query, block * Config::kTileKeys, head_block);
       uint32_t held[kHeld + 1];  // there are no arrays of nothing
-      storage.slots_full[turn.set()].wait(turn.set_parity());
+      storage.entries_full[state.set()].wait(state.set_parity());
       for (int part = 0; part < parts; ++part) {
-        uint32_t values[Config::kPartSlots];
+        uint32_t values[Config::kPartKeys];
         take(values);
         if (kHeld > 0 && part > 0) send<kHeld>(targets, part - 1, kFirst, held);
         send<kFirst>(targets, part, 0, values);
@@ -40,13 +41,13 @@ struct Reducer {
         for (int i = 0; i < kHeld; ++i) held[i] = values[kFirst + i];
       }
       if (kHeld > 0) send<kHeld>(targets, parts - 1, kFirst, held);
-      turn.advance();
+      state.advance();
     }
   }
 
   // The next part, from its place.
-  __device__ __forceinline__ void take(uint32_t (&values)[Config::kPartSlots]) {
-    const uint32_t address = tmem + Config::kKeyGradient + place * Config::kPartSlots;
+  __device__ __forceinline__ void take(uint32_t (&values)[Config::kPartKeys]) {
+    const uint32_t address = tmem + Config::kKeyGradient + place * Config::kPartKeys;
     storage.part_full[place].wait(parity);
     sm100::fence_after_sync();
     sm100::tmem_load(values, address);
@@ -60,9 +61,9 @@ struct Reducer {
     }
   }
 
-  // What a part has for its slots from `slot` on.
-  template <int kSlots>
-  __device__ __forceinline__ void send(const RowTargets<Config>& targets, int part, int slot,
+  // What a part has for its entries from `entry` on.
+  template <int kTileKeys>
+  __device__ __forceinline__ void send(const RowTargets<Config>& targets, int part, int entry,
                                        const uint32_t* values) const {
     int32_t channel = (rank * 2 + part / Config::kHalves) * 2 * Config::kTileColumns + warp * 32 + lane;
     if (Config::kHasRope && part >= Config::kValueParts) {
@@ -70,8 +71,8 @@ struct Reducer {
       if (lane >= 16) return;
       channel = Config::kDV + warp * 16 + lane;
     }
-    const int first = part % Config::kHalves * Config::kPartSlots + slot;
-    targets.template write<kSlots>(first, storage.tokens[turn.set()] + first, channel, values);
+    const int first = part % Config::kHalves * Config::kPartKeys + entry;
+    targets.template write<kTileKeys>(first, storage.tokens[state.set()] + first, channel, values);
   }
 };
 

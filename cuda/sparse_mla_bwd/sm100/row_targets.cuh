@@ -7,29 +7,29 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the entry's own.
 template <typename Config>
 struct RowTargets {
-  float* start;           // of the batch entry's sums, or of the block's first slot
-  const uint64_t stride;  // from one token, or slot, to the next
-  const bool add;         // in partials: whether an earlier pass has written them
+  float* start;           // of the batch entry's sums, or of the block's first entry
+  const uint64_t stride;  // from one token, or entry, to the next
+  const bool add;         // in partials: whether an earlier head block has written them
 
-  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
-                                        int32_t pass)
-      : stride(Config::kPartials ? Config::kDQk : params.sums_token), add(pass > 0) {
+  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_entry,
+                                        int32_t head_block)
+      : stride(Config::kPartials ? Config::kDQk : params.sums_token), add(head_block > 0) {
     const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
-    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
+    start = Config::kPartials ? params.partials + (place * params.topk + first_entry) * Config::kDQk
                               : params.sums + query.batch * params.sums_batch;
   }
 
-  // A channel of the block's slots from `first` on, which name these tokens. Neighbouring lanes have neighbouring
+  // A channel of the block's entries from `first` on, which name these tokens. Neighbouring lanes have neighbouring
   // channels.
-  template <int kSlots>
+  template <int kTileKeys>
   __device__ __forceinline__ void write(int first, const int32_t* tokens, int32_t channel,
                                         const uint32_t* values) const {
     float* const column = start + channel;
 #pragma unroll
-    for (int i = 0; i < kSlots; i += 4) {
+    for (int i = 0; i < kTileKeys; i += 4) {
       const int4 four = *reinterpret_cast<const int4*>(tokens + i);
       write(column, first + i, four.x, values[i]);
       write(column, first + i + 1, four.y, values[i + 1]);
@@ -39,10 +39,10 @@ struct RowTargets {
   }
 
  private:
-  __device__ __forceinline__ void write(float* column, int slot, int32_t token, uint32_t bits) const {
+  __device__ __forceinline__ void write(float* column, int entry, int32_t token, uint32_t bits) const {
     if (token < 0) return;
     const float value = __uint_as_float(bits);
-    float* address = column + static_cast<uint32_t>(Config::kPartials ? slot : token) * stride;
+    float* address = column + static_cast<uint32_t>(Config::kPartials ? entry : token) * stride;
     if (Config::kPartials && !add) {
       *address = value;
     } else {

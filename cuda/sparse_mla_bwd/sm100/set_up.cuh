@@ -18,7 +18,7 @@ __device__ __forceinline__ void init_barriers(Storage& storage) {
   storage.delta_full.init(Config::kCluster * Config::kWorkerWarps);
   storage.k_full.init(1);
   storage.k_free.init(1);
-  for (Mbarrier& full : storage.slots_full) full.init(1);
+  for (Mbarrier& full : storage.entries_full) full.init(1);
   for (int i = 0; i < 2; ++i) {
     storage.scores_full[i].init(1);
     storage.received[i].init(1);
@@ -56,21 +56,21 @@ __device__ __forceinline__ void sync_cluster() {
   sm100::fence_after_sync();
 }
 
-// Sets up, waits for the grid ahead, and gives the query, with the slots that one thread of the pair has read: if
+// Sets up, waits for the primary grid, and gives the query, with the entries that one thread of the pair has read: if
 // topk_length changed under way and each read it for itself, they would wait for blocks that never come.
 template <typename Storage>
-__device__ __forceinline__ SparseQuery<Storage::Config::kSlots> begin_query(Storage& storage, const Parameters& params,
-                                                                            uint32_t token) {
-  using Query = SparseQuery<Storage::Config::kSlots>;
+__device__ __forceinline__ SparseQuery<Storage::Config::kTileKeys> begin_query(
+    Storage& storage, const Parameters& params, uint32_t token) {
+  using Query = SparseQuery<Storage::Config::kTileKeys>;
   set_up(storage);
-  wait_for_grid_ahead(params.followed != 0);
+  wait_for_primary_grid(params.has_dependent != 0);
   if (threadIdx.x == 0 && cluster_rank() == 0) {
-    storage.slots = Query::read_slots(params, QueryPosition(params, token));
+    storage.entries = Query::read_entries(params, QueryPosition(params, token));
   }
   sync_cluster();
-  const int32_t slots = cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
+  const int32_t entries = cluster_load_int32(cluster_address(smem_address(&storage.entries), 0));
   // From one lane, so that the compiler knows warps to stay together.
-  return Query(params, token, __shfl_sync(0xffffffffu, slots, 0));
+  return Query(params, token, __shfl_sync(0xffffffffu, entries, 0));
 }
 
 }  // namespace cupymla::sparse_mla_bwd

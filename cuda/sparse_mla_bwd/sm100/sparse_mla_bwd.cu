@@ -4,17 +4,17 @@
 #include "../../common/entry.cuh"
 #include "../stages.cuh"
 #include "attention.cuh"
-#include "few_heads_attention.cuh"
+#include "small_head_attention.cuh"
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
-// For the attention stage, CUPYMLA_HEADS: heads of one pass, 128, or 64 where no query has more. CUPYMLA_PARTIALS: 1
-// where every slot's dKV row is stored on its own.
+// For the attention stage, CUPYMLA_HEADS: heads of one head block, 128, or 64 where no query has more.
+// CUPYMLA_PARTIALS: 1 where every entry's dKV row is stored on its own.
 
 namespace cupymla::sparse_mla_bwd {
 
 #if CUPYMLA_HEADS == 64
-using ThisConfig = FewHeads<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
-using ThisStorage = FewHeadsStorage<ThisConfig>;
+using ThisConfig = SmallHead<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+using ThisStorage = SmallHeadStorage<ThisConfig>;
 #else
 using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 using ThisStorage = Storage<ThisConfig>;
@@ -22,7 +22,7 @@ using ThisStorage = Storage<ThisConfig>;
 static_assert(CUPYMLA_HEADS == ThisConfig::kHeads);
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
-constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
+constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kPrePostThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
 constexpr unsigned kStageTmemColumns = kIsAttention ? ThisConfig::kTmemColumns : 0;
 constexpr unsigned kStageSmemBytes = kIsAttention ? sizeof(ThisStorage) : 0;  // dynamic
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
   attention<ThisConfig, Element, CUPYMLA_FP16>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map, dout_map,
                                                kv_map);
 #else
-  companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
+  pre_post_process<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
 #endif
 }
 
@@ -51,5 +51,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     pass_heads = cupymla::sparse_mla_bwd::ThisConfig::kHeads,
+                     block_heads = cupymla::sparse_mla_bwd::ThisConfig::kHeads,
                      tmem_columns = cupymla::sparse_mla_bwd::kStageTmemColumns);

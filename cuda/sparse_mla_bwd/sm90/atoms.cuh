@@ -7,8 +7,8 @@ namespace cupymla::sparse_mla_bwd {
 
 using sm90::Major;
 
-// Scores: heads x slots. QueryWide, QueryNarrow: dQ, heads x columns. Key: dKV, slots x columns, where both operands
-// are read across their rows.
+// Scores: heads x entries. QueryWide, QueryNarrow: dQ, heads x columns. Key: dKV, entries x columns, where both
+// operands are read across their rows.
 template <typename Element>
 struct Atoms;
 

@@ -1,4 +1,4 @@
-// The attention stage of a single CTA: roles to warpgroups, and one query from its first pass to its last.
+// The attention stage of a single CTA: roles to warpgroups, and one query from its first head block to its last.
 #pragma once
 
 #include "../../common/grid_dependency.cuh"
@@ -28,59 +28,61 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
 }
 
 // Kept, or worked out: ptxas spills where several queries keep it, and where one works it out.
-template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ uint32_t parity_of_pass(const Consumer<Config, Element, kWho>& consumer, int32_t pass) {
-  return Config::kQueries == 1 ? consumer.pass_parity : static_cast<uint32_t>(pass) & 1u;
+template <typename Config, typename Element, int kWarpgroupIdx>
+__device__ __forceinline__ uint32_t parity_of_head_block(const Consumer<Config, Element, kWarpgroupIdx>& consumer,
+                                                         int32_t head_block) {
+  return Config::kQueries == 1 ? consumer.head_block_parity : static_cast<uint32_t>(head_block) & 1u;
 }
 
-template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consumer,
-                                        const Work<Config>& query, int32_t pass) {
+template <typename Config, typename Element, int kWarpgroupIdx>
+__device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>& consumer,
+                                        const Work<Config>& query, int32_t head_block) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
-  const int32_t head = first_head<Config>(pass);
-  storage.heads_full.wait(parity_of_pass(consumer, pass));
-  make_statistics<Config, Element>(storage, params, pinned_position(query), head, pass);
-  consumer.begin_pass(head);
+  const int32_t head = first_head<Config>(head_block);
+  storage.heads_full.wait(parity_of_head_block(consumer, head_block));
+  make_statistics<Config, Element>(storage, params, pinned_position(query), head, head_block);
+  consumer.begin_head_block(head);
   const bool wants_distribution = params.attn_dist != nullptr;
   // Found again for each block: kept, it would cost two registers.
-  const auto attn_dist = [&](int32_t first_slot) {
+  const auto attn_dist = [&](int32_t first_entry) {
     const QueryPosition at = pinned_position(query);
-    return params.attn_dist + at.batch * params.attn_dist_batch + at.query * params.attn_dist_query + first_slot;
+    return params.attn_dist + at.batch * params.attn_dist_batch + at.query * params.attn_dist_query + first_entry;
   };
-  constexpr bool kMultipliesAhead = Consumer<Config, Element, kWho>::kMultipliesAhead;
-  if (kMultipliesAhead && query.slots > 0) consumer.multiply_scores(consumer.k_parity);
-  for (int32_t first_slot = 0; first_slot < query.slots; first_slot += Config::kSlots) {
-    const int32_t slots_left = query.slots - first_slot;
+  constexpr bool kMultipliesAhead = Consumer<Config, Element, kWarpgroupIdx>::kMultipliesAhead;
+  if (kMultipliesAhead && query.entries > 0) consumer.multiply_scores(consumer.k_parity);
+  for (int32_t first_entry = 0; first_entry < query.entries; first_entry += Config::kTileKeys) {
+    const int32_t entries_left = query.entries - first_entry;
     if constexpr (!kMultipliesAhead) consumer.multiply_scores(consumer.k_parity);
-    if constexpr (kWho == 0) {
+    if constexpr (kWarpgroupIdx == 0) {
       consumer.make_probabilities(wants_distribution);
       if constexpr (Config::kQueries > 1) {
-        if (wants_distribution) consumer.put_distribution(query, first_slot);
+        if (wants_distribution) consumer.put_distribution(query, first_entry);
       } else if (wants_distribution) {
-        consumer.add_distribution(attn_dist(first_slot), slots_left);
+        consumer.add_distribution(attn_dist(first_entry), entries_left);
       }
     } else {
       consumer.make_score_gradients();
     }
     storage.ds_ready.wait(consumer.k_parity);
-    const RowTargets<Config> targets(params, pinned_position(query), first_slot, pass, consumer.row, consumer.slots);
-    Gradients<Config, Element, kWho>(consumer, targets).run(slots_left > Config::kSlots);
+    const RowTargets<Config> targets(params, pinned_position(query), first_entry, head_block, consumer.row,
+                                     consumer.entries);
+    Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
     consumer.k_parity ^= 1u;
   }
   const QueryPosition position = pinned_position(query);
-  if constexpr (kWho == 0) store_sink_terms(consumer, position, head, pass);
+  if constexpr (kWarpgroupIdx == 0) store_sink_terms(consumer, position, head, head_block);
   storage.heads_free.arrive();
-  if constexpr (Config::kQueries == 1) consumer.pass_parity ^= 1u;
-  store_query_gradient(consumer, position, head, pass);
+  if constexpr (Config::kQueries == 1) consumer.head_block_parity ^= 1u;
+  store_query_gradient(consumer, position, head, head_block);
 }
 
-template <typename Config, typename Element, int kWho>
+template <typename Config, typename Element, int kWarpgroupIdx>
 __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Parameters& params,
                                               const Work<Config>& query) {
-  Consumer<Config, Element, kWho> consumer(storage, params);
-  for (int32_t pass = 0; Work<Config>::has_pass(params, storage, pass); ++pass) {
-    consume(consumer, query, pass);
+  Consumer<Config, Element, kWarpgroupIdx> consumer(storage, params);
+  for (int32_t head_block = 0; Work<Config>::has_head_block(params, storage, head_block); ++head_block) {
+    consume(consumer, query, head_block);
     meet_consumers(storage, 1);  // row statistics are written anew
   }
 }
@@ -95,23 +97,23 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
     tma_prefetch_descriptor(dout_map);
     init_barriers(storage);
   }
-  wait_for_grid_ahead(params.followed != 0);
-  if (threadIdx.x == 0) Work<Config>::read_slots(params, token, storage);
+  wait_for_primary_grid(params.has_dependent != 0);
+  if (threadIdx.x == 0) Work<Config>::read_entries(params, token, storage);
   __syncthreads();
 
   const Work<Config> query(params, token, storage);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
   if (warpgroup == 2) {
-    registers_give_back<Config::kProducerRegisters>();
+    warpgroup_reg_dealloc<Config::kProducerRegisters>();
     Producer<Config> producer(storage, params);
-    for (int32_t pass = 0; Work<Config>::has_pass(params, storage, pass); ++pass) {
-      producer.run(query, pass, q_map, dout_map);
+    for (int32_t head_block = 0; Work<Config>::has_head_block(params, storage, head_block); ++head_block) {
+      producer.run(query, head_block, q_map, dout_map);
     }
   } else if (warpgroup == 0) {
-    registers_take<Config::kConsumerRegisters>();
+    warpgroup_reg_alloc<Config::kConsumerRegisters>();
     consume_query<Config, Element, 0>(storage, params, query);
   } else {
-    registers_take<Config::kConsumerRegisters>();
+    warpgroup_reg_alloc<Config::kConsumerRegisters>();
     consume_query<Config, Element, 1>(storage, params, query);
   }
 }

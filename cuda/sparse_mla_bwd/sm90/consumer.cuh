@@ -11,16 +11,16 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <typename Config, typename Element, int kWho>
+template <typename Config, typename Element, int kWarpgroupIdx>
 struct Consumer {
-  static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps over 64 slots, or 64 heads
-  static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
+  static constexpr int kSteps = Config::kTileKeys / 16;  // wgmma k steps over 64 entries, or 64 heads
+  static constexpr int kScores = Config::kHeads * Config::kTileKeys / Config::kWarpgroup;
   static constexpr int kWide = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
-  static constexpr bool kHasNarrow = Config::kHasRope && kWho == 0;
+  static constexpr bool kHasNarrow = Config::kHasRope && kWarpgroupIdx == 0;
   static constexpr int kNarrow = kHasNarrow ? Config::kHeads * Config::kTileColumns / Config::kWarpgroup : 1;
   // Whether a block's scores are multiplied in the block before: there have to be registers for them.
   static constexpr bool kMultipliesAhead = !kHasNarrow;
-  static constexpr int kTiles = kWho == 0 ? Config::kKeyTiles : Config::kValueTiles;  // that the scores come from
+  static constexpr int kTiles = kWarpgroupIdx == 0 ? Config::kKeyTiles : Config::kValueTiles;  // of its scores
 
   Storage<Config>& storage;
   const Parameters& params;
@@ -34,11 +34,11 @@ struct Consumer {
   // Of this thread's two heads, for consumer 0 lse and share, for consumer 1 delta.
   float lse[2], share[2], delta[2];
   uint32_t head_mask[2];  // all ones where there is such a head
-  bool occupied;          // whether a block of this pass had a valid slot
-  int32_t slots[2];       // this thread's two slots of the block, as accumulator rows of dKV: token, or -1
+  bool occupied;          // whether a KV block of this one had a valid entry
+  int32_t entries[2];     // this thread's two entries of the block, as accumulator rows of dKV: token, or -1
 
   uint32_t k_parity = 0;  // of the block; also which set its tokens are in
-  uint32_t pass_parity = 0;  // several queries do without: see `parity_of_pass`
+  uint32_t head_block_parity = 0;  // several queries do without: see `parity_of_head_block`
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params)
       : storage(storage),
@@ -47,8 +47,8 @@ struct Consumer {
         lane(threadIdx.x % 32),
         row(warp * 16 + lane / 4) {}
 
-  // Sets out on a pass, whose row statistics are in shared memory.
-  __device__ __forceinline__ void begin_pass(int32_t first_head) {
+  // Sets out on a head block, whose row statistics are in shared memory.
+  __device__ __forceinline__ void begin_head_block(int32_t first_head) {
     occupied = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -75,7 +75,7 @@ struct Consumer {
     finish_scores();
   }
 
-  __device__ __forceinline__ void begin_scores() { sm90::pin_registers(scores); }
+  __device__ __forceinline__ void begin_scores() { sm90::warpgroup_fence_operand(scores); }
 
   // All of the next block, and one fence for it.
   __device__ __forceinline__ void wait_for_next_keys() {
@@ -85,7 +85,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_scores(int part) {
-    const uint64_t a = sm90::k_major_descriptor(smem_address(kWho == 0 ? storage.q[0] : storage.dout[0]));
+    const uint64_t a = sm90::k_major_descriptor(smem_address(kWarpgroupIdx == 0 ? storage.q[0] : storage.dout[0]));
     const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[0][0]));
     sm90::wgmma_fence();
 #pragma unroll
@@ -102,11 +102,11 @@ struct Consumer {
 
   __device__ __forceinline__ void finish_scores() {
     sm90::wgmma_wait<0>();
-    sm90::pin_registers(scores);
+    sm90::warpgroup_fence_operand(scores);
   }
 
-  // Which of this thread's sixteen columns are valid slots, for either of its heads: bit c for column c less the lane's
-  // 2 * (lane % 4). Also looks up the slots that this thread's rows of dKV stand for.
+  // Which of this thread's sixteen columns are valid entries, for either of its heads: bit c for column c less the
+  // lane's 2 * (lane % 4). Also looks up the entries that this thread's rows of dKV stand for.
   __device__ __forceinline__ void read_validity(uint32_t (&low)[2], uint32_t (&high)[2]) {
     const uint64_t words = *reinterpret_cast<const uint64_t*>(validity());
     occupied = occupied || words != 0;
@@ -116,8 +116,8 @@ struct Consumer {
       low[r] = static_cast<uint32_t>(shifted) & head_mask[r];
       high[r] = static_cast<uint32_t>(shifted >> 32) & head_mask[r];
       const int32_t token = storage.tokens[k_parity][row + 8 * r];
-      // Of rows that several queries take together each is some query's, and the producer has checked its token.
-      slots[r] = Config::kQueries > 1 || ((words >> (row + 8 * r)) & 1u) != 0 ? token : -1;
+      // Of rows of packed queries each is some query's, and the producer has checked its token.
+      entries[r] = Config::kQueries > 1 || ((words >> (row + 8 * r)) & 1u) != 0 ? token : -1;
     }
   }
 
@@ -151,7 +151,7 @@ struct Consumer {
     if (wants_distribution) sum_over_heads();
   }
 
-  // Half of the slots at a time: consumer 1 works on the first while the second is made.
+  // Half of the entries at a time: consumer 1 works on the first while the second is made.
   template <int kHalf>
   __device__ __forceinline__ void make_probabilities_of_half(const uint32_t (&low)[2], const uint32_t (&high)[2]) {
 #pragma unroll
@@ -205,23 +205,23 @@ struct Consumer {
     }
   }
 
-  // Adds them to the query's distribution, whose element for the block's first slot is `start`. The same thread adds in
-  // each pass, so the order is fixed.
-  __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left) {
+  // Adds them to the query's distribution, whose element for the block's first entry is `start`. The same thread adds
+  // in each head block, so the order is fixed.
+  __device__ __forceinline__ void add_distribution(float* start, int32_t entries_left) {
     named_barrier_sync(kDistribution, Config::kWarpgroup);
-    const int slot = warp * 32 + lane;
-    if (slot < Config::kSlots && slot < slots_left) {
+    const int entry = warp * 32 + lane;
+    if (entry < Config::kTileKeys && entry < entries_left) {
       const auto& sums = storage.distribution;
-      reduce_add_float(start + slot, (sums[0][slot] + sums[1][slot]) + (sums[2][slot] + sums[3][slot]));
+      reduce_add_float(start + entry, (sums[0][entry] + sums[1][entry]) + (sums[2][entry] + sums[3][entry]));
     }
     named_barrier_sync(kDistribution, Config::kWarpgroup);
   }
 
-  // The same where several queries take their rows together. The block's first row is `first_row` of the work.
+  // The same where queries are packed. The block's first row is `first_row` of the work.
   __device__ __forceinline__ void put_distribution(const Work<Config>& work, int32_t first_row) {
     constexpr int kQueryWarps = Config::kQueryHeads / 16;
     named_barrier_sync(kDistribution, Config::kWarpgroup);
-    const int column = (warp * 32 + lane) % Config::kSlots;
+    const int column = (warp * 32 + lane) % Config::kTileKeys;
 #pragma unroll
     for (int turn = 0; turn < Config::kQueries / 2; ++turn) {
       const int own = turn * 2 + warp / 2;

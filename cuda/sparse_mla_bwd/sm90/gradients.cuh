@@ -6,15 +6,15 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <typename Config, typename Element, int kWho>
+template <typename Config, typename Element, int kWarpgroupIdx>
 struct Gradients {
-  using ThisConsumer = Consumer<Config, Element, kWho>;
+  using ThisConsumer = Consumer<Config, Element, kWarpgroupIdx>;
   static constexpr int kSteps = ThisConsumer::kSteps;
   static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;  // from sixteen rows of a tile to the next
   // The tile past the values: one consumer has its dKV, the other its dQ.
   static constexpr int kRopeTile = Config::kValueTiles;
   static constexpr bool kHasKeyRope = Config::kHasRope && !ThisConsumer::kHasNarrow;
-  static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
+  static constexpr int kTileSums = Config::kTileKeys * Config::kTileColumns / Config::kWarpgroup;
 
   ThisConsumer& consumer;
   Storage<Config>& storage;
@@ -25,7 +25,7 @@ struct Gradients {
 
   // `more`: whether there is another block.
   __device__ __forceinline__ void run(bool more) {
-    constexpr int kFirst = kWho * Config::kHalfTiles;
+    constexpr int kFirst = kWarpgroupIdx * Config::kHalfTiles;
     static_assert(Config::kHalfTiles == 4);
     constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
     send_first(kFirst);
@@ -36,13 +36,13 @@ struct Gradients {
   }
 
   __device__ __forceinline__ void begin_query_gradient() {
-    sm90::pin_registers(consumer.dq_wide);
-    sm90::pin_registers(consumer.dq_narrow);
+    sm90::warpgroup_fence_operand(consumer.dq_wide);
+    sm90::warpgroup_fence_operand(consumer.dq_narrow);
   }
 
-  // dQ += dS K, over the own columns and sixteen slots; left in flight. The RoPE's columns are consumer 0's.
+  // dQ += dS K, over the own columns and sixteen entries; left in flight. The RoPE's columns are consumer 0's.
   __device__ __forceinline__ void issue_wide(int step) {
-    const uint64_t k = sm90::mn_major_descriptor(smem_address(storage.k[0][kWho * Config::kHalfTiles]),
+    const uint64_t k = sm90::mn_major_descriptor(smem_address(storage.k[0][kWarpgroupIdx * Config::kHalfTiles]),
                                                  Config::kTileBytes);
     sm90::mma<typename Atoms<Element>::QueryWide>(consumer.dq_wide, score_gradients(step),
                                                   sm90::descriptor_advance(k, step * kStepBytes));
@@ -65,7 +65,7 @@ struct Gradients {
   __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], uint32_t tile) {
     const uint64_t ds = sm90::mn_major_descriptor(smem_address(storage.ds), Config::kTileBytes);
     const uint64_t q = sm90::mn_major_descriptor(smem_address(storage.q[tile]), Config::kTileBytes);
-    sm90::pin_registers(sums);
+    sm90::warpgroup_fence_operand(sums);
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -88,14 +88,14 @@ struct Gradients {
   __device__ __forceinline__ void finish(float (&sums)[kTileSums], bool after_query_gradient) {
     if (after_query_gradient) finish_query_gradient();
     sm90::wgmma_wait<0>();
-    sm90::pin_registers(sums);
+    sm90::warpgroup_fence_operand(sums);
   }
 
   // The products of one tile, issued after dQ's, may be unfinished.
   __device__ __forceinline__ void finish_query_gradient() {
     sm90::wgmma_wait<1>();
-    sm90::pin_registers(consumer.dq_wide);
-    sm90::pin_registers(consumer.dq_narrow);
+    sm90::warpgroup_fence_operand(consumer.dq_wide);
+    sm90::warpgroup_fence_operand(consumer.dq_narrow);
 #pragma unroll
     for (Mbarrier& side : storage.free[0]) side.arrive();
   }

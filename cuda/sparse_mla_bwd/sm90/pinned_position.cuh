@@ -6,8 +6,8 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// For addresses that are used once in a pass or block: worked out before it, they would be kept, and spilled, all the
-// time.
+// For addresses that are used once in a head block or block: worked out before it, they would be kept, and spilled, all
+// the time.
 __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
   make_opaque(position.batch);
   return position;

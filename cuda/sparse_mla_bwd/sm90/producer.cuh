@@ -9,10 +9,10 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// First head of a pass.
+// First head of a head block.
 template <typename Config>
-__device__ __forceinline__ int32_t first_head(int32_t pass) {
-  return Config::kQueries > 1 ? 0 : pass * Config::kHeads;
+__device__ __forceinline__ int32_t first_head(int32_t head_block) {
+  return Config::kQueries > 1 ? 0 : head_block * Config::kHeads;
 }
 
 // The one buffer, whose tiles are all freed at once. Of its three barriers the gather waits for the first ahead of its
@@ -38,45 +38,45 @@ template <typename Config>
 struct Producer {
   sm90::RowGather<Config, Storage<Config>> gather;
   const Parameters& params;
-  // Places among the phases, after the key buffer: of the pass, and of the set that has the next block's tokens.
-  static constexpr int kPass = 1, kTokens = 2;
+  // Places among the phases, after the key buffer: of the head block, and of the set that has the next block's tokens.
+  static constexpr int kHeadBlock = 1, kTokens = 2;
 
   __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params)
       : gather(storage), params(params) {}
 
-  __device__ __forceinline__ void run(const Work<Config>& work, int32_t pass, const TensorMap& q_map,
+  __device__ __forceinline__ void run(const Work<Config>& work, int32_t head_block, const TensorMap& q_map,
                                       const TensorMap& dout_map) {
-    load_heads(work, first_head<Config>(pass), q_map, dout_map);
+    load_heads(work, first_head<Config>(head_block), q_map, dout_map);
     const uint8_t* kv = params.kv + work.batch * params.kv_batch_bytes;
     if constexpr (Config::kQueries > 1) {
-      if (pass == 0) gather.storage.decided.wait(0);
+      if (head_block == 0) gather.storage.decided.wait(0);
     }
-    int32_t entry = work.load_entry(params, gather, 0);
+    int32_t row_entry = work.load_row_entry(params, gather, 0);
     for (int block = 0; work.has_block(block); ++block) {
-      if constexpr (Config::kQueries > 1) make_opaque(entry);  // one register, not one for each half
-      const int32_t next_entry = work.load_entry(params, gather, block + 1);
-      const uint32_t shown = shown_queries(pass);
-      const int32_t token = work.token(entry, shown);
+      if constexpr (Config::kQueries > 1) make_opaque(row_entry);  // one register, not one for each half
+      const int32_t next_row_entry = work.load_row_entry(params, gather, block + 1);
+      const uint32_t shown = shown_queries(head_block);
+      const int32_t token = work.token(row_entry, shown);
       // The set's last block is done with: the one after it has been copied, for which its tiles had to be free.
-      if (gather.lane < gather.kWarpSlots) {
-        gather.storage.tokens[token_set()][gather.warp * gather.kWarpSlots + gather.lane] = token;
+      if (gather.lane < gather.kWarpKeys) {
+        gather.storage.tokens[token_set()][gather.warp * gather.kWarpKeys + gather.lane] = token;
       }
-      if constexpr (Config::kQueries > 1) say_whose(token < 0 ? 0u : queries_of(entry) & shown);
+      if constexpr (Config::kQueries > 1) say_whose(token < 0 ? 0u : queries_of(row_entry) & shown);
       gather.phases.advance(kTokens);
       __syncwarp();
       const KeyBuffer<Config> places{{0, gather.phases.free(0)}};
       gather.fill_places(token, work.token_limit, kv, params.kv_token_bytes, places);
       gather.phases.advance(0);
-      entry = next_entry;
+      row_entry = next_row_entry;
     }
   }
 
-  // Which queries a pass is for, one bit each.
-  __device__ __forceinline__ uint32_t shown_queries(int32_t pass) {
+  // Which queries a head block is for, one bit each.
+  __device__ __forceinline__ uint32_t shown_queries(int32_t head_block) {
     if constexpr (Config::kQueries == 1) return 1;
     // Read in each block, as there is no register to keep it in.
-    const uint32_t apart = *static_cast<const volatile uint32_t*>(&gather.storage.apart);
-    return apart != 0 ? 1u << pass : (1u << Config::kQueries) - 1;
+    const uint32_t non_finite = *static_cast<const volatile uint32_t*>(&gather.storage.non_finite);
+    return non_finite != 0 ? 1u << head_block : (1u << Config::kQueries) - 1;
   }
 
   // Which of the warp's sixteen rows each query has. A lane knows the queries of one row.
@@ -96,7 +96,7 @@ struct Producer {
                                              const TensorMap& dout_map) {
     auto& storage = gather.storage;
     if (gather.warp == 0 && gather.lane == 0) {
-      storage.heads_free.wait(gather.phases.free(kPass));
+      storage.heads_free.wait(gather.phases.free(kHeadBlock));
       storage.heads_full.arrive_and_expect(sizeof(storage.q) + sizeof(storage.dout));
       for (int tile = 0; tile < Config::kKeyTiles; ++tile) {
         tma_load_4d(storage.q[tile], q_map, storage.heads_full, tile * Config::kTileColumns, head, query.query,
@@ -108,7 +108,7 @@ struct Producer {
       }
     }
     __syncwarp();
-    gather.phases.advance(kPass);
+    gather.phases.advance(kHeadBlock);
   }
 };
 

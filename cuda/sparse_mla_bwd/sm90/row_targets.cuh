@@ -9,7 +9,7 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the entry's own.
 //
 // Sums that are added leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to
 // the other half of L2, whose link takes requests by number. Rows that are stored leave by halves of lines, which takes
@@ -17,16 +17,16 @@ namespace cupymla::sparse_mla_bwd {
 template <typename Config>
 struct RowTargets {
   const Parameters& params;
-  const int32_t (&slots)[2];  // this thread's: tokens of `row` and of eight rows further down; -1: nothing to write
+  const int32_t (&entries)[2];  // this thread's: tokens of `row` and of eight rows further down; -1: nothing to write
   float* start;               // of row 0
   int row;
-  bool add;  // in partials: whether an earlier pass has written them
+  bool add;  // in partials: whether an earlier head block has written them
 
-  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
-                                        int32_t pass, int row, const int32_t (&slots)[2])
-      : params(params), slots(slots), row(row), add(pass > 0) {
+  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_entry,
+                                        int32_t head_block, int row, const int32_t (&entries)[2])
+      : params(params), entries(entries), row(row), add(head_block > 0) {
     const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
-    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
+    start = Config::kPartials ? params.partials + (place * params.topk + first_entry) * Config::kDQk
                               : params.sums + query.batch * params.sums_batch;
   }
 
@@ -35,8 +35,8 @@ struct RowTargets {
   static __device__ __forceinline__ constexpr bool whole_lines() { return !Config::kPartials; }
 
   // Rows that a lane's two parts of a line go to, four columns each, of `row` and of eight rows further down. Of a
-  // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's slot, then
-  // of the odd quad's. Found again for each tile: there are no registers to keep them in.
+  // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's entry,
+  // then of the odd quad's. Found again for each tile: there are no registers to keep them in.
   struct Places {
     int32_t first[2], second[2];
   };
@@ -47,7 +47,7 @@ struct RowTargets {
     Places found;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
+      const int32_t own = Config::kPartials && entries[r] >= 0 ? row + 8 * r : entries[r];
       found.first[r] = found.second[r] = own;
       if (whole_lines()) {
         const int32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
@@ -65,7 +65,7 @@ struct RowTargets {
 
   static __device__ __forceinline__ constexpr int32_t columns_between() { return whole_lines() ? 0 : kLine / 2; }
 
-  // Takes a line's columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
+  // Takes a line's columns of an accumulator with 64 entries as rows, whose first column is `column` of the row.
   template <int kCount>
   __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places& places, int line, int32_t column,
                                             int lane) const {
@@ -88,8 +88,8 @@ struct RowTargets {
     for (int line = 0; line < kCount / 16; ++line) send_line(sums, found, line, column, lane);
   }
 
-  // Eight sums of a slot, of two columns in each of four tiles of eight, to four columns in a row of the line's first
-  // half and four of its second; for whole lines to the same four of the even quad's slot and of the odd quad's.
+  // Eight sums of an entry, of two columns in each of four tiles of eight, to four columns in a row of the line's first
+  // half and four of its second; for whole lines to the same four of the even quad's entry and of the odd quad's.
   static __device__ __forceinline__ void arrange(const float* s, float (&first)[4], float (&second)[4], int lane) {
     neighbours(s, first, lane);
     neighbours(s + 8, second, lane);
@@ -103,7 +103,7 @@ struct RowTargets {
     }
   }
 
-  // Neighbouring lanes exchange halves of sixteen columns of a slot, so that each has four columns in a row.
+  // Neighbouring lanes exchange halves of sixteen columns of an entry, so that each has four columns in a row.
   static __device__ __forceinline__ void neighbours(const float* s, float (&out)[4], int lane) {
     const bool odd = (lane & 1) != 0;
     const float x = __shfl_xor_sync(0xffffffffu, odd ? s[0] : s[4], 1);

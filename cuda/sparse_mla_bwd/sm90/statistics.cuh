@@ -1,5 +1,5 @@
-// Before a pass's first block: delta and what lse and the sink make of the softmax. After its last: dQ, and what the
-// query adds to the sink's gradient.
+// Before a head block's first block: delta and what lse and the sink make of the softmax. After its last: dQ, and what
+// the query adds to the sink's gradient.
 #pragma once
 
 #include "../../common/registers.cuh"
@@ -10,10 +10,10 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Several queries: what one of them has that is not finite would reach the others, as zero times that. `apart` is set
-// then. `finite`: NaN if there is such a number among those of this thread's row.
+// Several queries: what one of them has that is not finite would reach the others, as zero times that. `non_finite` is
+// set then. `finite`: NaN if there is such a number among those of this thread's row.
 template <typename Config, typename Element>
-__device__ __forceinline__ void look_for_strange_numbers(Storage<Config>& storage, float finite) {
+__device__ __forceinline__ void look_for_non_finite_numbers(Storage<Config>& storage, float finite) {
   constexpr int kChunks = Config::kDQk / 8 / 4;
   const int row = threadIdx.x / 4;
   for (int i = 0; i < kChunks; ++i) {
@@ -21,10 +21,10 @@ __device__ __forceinline__ void look_for_strange_numbers(Storage<Config>& storag
     const uint4 q = *reinterpret_cast<const uint4*>(storage.q[chunk / 8] + swizzle_128(row, chunk % 8));
     finite += dot_eight<Element>(q, uint4{});
   }
-  if (!(finite == 0.f)) atomicOr(&storage.apart, 1u);
+  if (!(finite == 0.f)) atomicOr(&storage.non_finite, 1u);
 }
 
-// Clears all rows of Q and dO, and what P and dS are made with, but for one query, which has the pass.
+// Clears all rows of Q and dO, and what P and dS are made with, but for one query, which has the head block.
 template <typename Config>
 __device__ __forceinline__ void clear_others(Storage<Config>& storage, int32_t own) {
   const int row = threadIdx.x / 4;
@@ -45,7 +45,8 @@ __device__ __forceinline__ void clear_others(Storage<Config>& storage, int32_t o
 // Four consumer threads to a head, each with every fourth 16 bytes of its channels. dO is in shared memory.
 template <typename Config, typename Element>
 __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const Parameters& params,
-                                                const QueryPosition& first, int32_t first_head, int32_t pass) {
+                                                const QueryPosition& first, int32_t first_head,
+                                                     int32_t head_block) {
   const int row = threadIdx.x / 4;
   const int quad_lane = threadIdx.x % 4;
   const int32_t head = first_head + head_of_row<Config>(row);
@@ -58,7 +59,7 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
   }
   if constexpr (Config::kQueries > 1) {
     const float finite = (delta + softmax.share * softmax.lse.factor) * 0.f;
-    if (pass == 0) look_for_strange_numbers<Config, Element>(storage, finite);
+    if (head_block == 0) look_for_non_finite_numbers<Config, Element>(storage, finite);
   }
   // TMA is the next to write dO. Without a block no other fence comes before that.
   fence_async_shared();
@@ -66,22 +67,23 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
   if (quad_lane == 0) store_statistics(storage, row, softmax, delta);
   meet_consumers(storage, 0);
   if constexpr (Config::kQueries > 1) {
-    if (pass == 0) storage.decided.arrive();
-    if (storage.apart != 0) clear_others(storage, pass);
+    if (head_block == 0) storage.decided.arrive();
+    if (storage.non_finite != 0) clear_others(storage, head_block);
   }
 }
 
-// Whether a pass is for a query: where several are taken apart, each has its own.
+// Whether a head block is for a query: where several are taken one by one, each has its own.
 template <typename Config>
-__device__ __forceinline__ bool has_pass(const Storage<Config>& storage, int row, int32_t pass) {
-  return Config::kQueries == 1 || storage.apart == 0 || row / Config::kQueryHeads == pass;
+__device__ __forceinline__ bool has_head_block(const Storage<Config>& storage, int row, int32_t head_block) {
+  return Config::kQueries == 1 || storage.non_finite == 0 || row / Config::kQueryHeads == head_block;
 }
 
-// What queries add to d_sink, by sixteen threads of each warp of consumer 0, for its rows; nothing where no slot of the
-// query was valid.
+// What queries add to d_sink, by sixteen threads of each warp of consumer 0, for its rows; nothing where no entry of
+// the query was valid.
 template <typename Config, typename Element>
 __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element, 0>& consumer,
-                                                 const QueryPosition& first, int32_t first_head, int32_t pass) {
+                                                 const QueryPosition& first, int32_t first_head,
+                                                     int32_t head_block) {
   const Parameters& params = consumer.params;
   int row = consumer.warp * 16 + consumer.lane;
   // Or what follows from it is worked out, and spilled, before the first block.
@@ -89,14 +91,14 @@ __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element,
   const int32_t head = first_head + head_of_row<Config>(row);
   const QueryPosition query = query_of_row<Config>(first, row);
   if (params.sink_terms == nullptr || consumer.lane >= 16 || head >= params.h_q) return;
-  if (!exists<Config>(params, query) || !has_pass(consumer.storage, row, pass)) return;
+  if (!exists<Config>(params, query) || !has_head_block(consumer.storage, row, head_block)) return;
   store_sink_term(params, query, head, consumer.occupied, consumer.storage.delta[row]);
 }
 
 // Writes 64 heads x 32 columns.
-template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ void store_columns(const Consumer<Config, Element, kWho>& consumer, uint8_t* query_start,
-                                              int32_t first_head, bool there, int32_t column,
+template <typename Config, typename Element, int kWarpgroupIdx>
+__device__ __forceinline__ void store_columns(const Consumer<Config, Element, kWarpgroupIdx>& consumer,
+                                              uint8_t* query_start, int32_t first_head, bool there, int32_t column,
                                               const float* values) {
   const int quad_lane = consumer.lane % 4;
 #pragma unroll
@@ -107,19 +109,21 @@ __device__ __forceinline__ void store_columns(const Consumer<Config, Element, kW
   }
 }
 
-template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ void store_query_gradient(const Consumer<Config, Element, kWho>& consumer,
-                                                     const QueryPosition& first, int32_t first_head, int32_t pass) {
+template <typename Config, typename Element, int kWarpgroupIdx>
+__device__ __forceinline__ void store_query_gradient(const Consumer<Config, Element, kWarpgroupIdx>& consumer,
+                                                     const QueryPosition& first, int32_t first_head,
+                                                     int32_t head_block) {
   const Parameters& params = consumer.params;
   const QueryPosition query = query_of_row<Config>(first, consumer.warp * 16);
-  const bool there = exists<Config>(params, query) && has_pass(consumer.storage, consumer.warp * 16, pass);
+  const bool there = exists<Config>(params, query) && has_head_block(consumer.storage, consumer.warp * 16, head_block);
   uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
   constexpr int kColumns = Config::kDV / 2;
 #pragma unroll
   for (int part = 0; part < kColumns / 32; ++part) {
-    store_columns(consumer, start, first_head, there, kWho * kColumns + part * 32, consumer.dq_wide + part * 16);
+    store_columns(consumer, start, first_head, there, kWarpgroupIdx * kColumns + part * 32,
+                  consumer.dq_wide + part * 16);
   }
-  if constexpr (Consumer<Config, Element, kWho>::kHasNarrow) {
+  if constexpr (Consumer<Config, Element, kWarpgroupIdx>::kHasNarrow) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       store_columns(consumer, start, first_head, there, Config::kDV + part * 32, consumer.dq_narrow + part * 16);

@@ -2,7 +2,7 @@
 //
 // barrier        | arrivals                                 | who waits    | what it says
 // ---------------+------------------------------------------+--------------+----------------------------------------
-// heads_full     | 1 + bytes (TMA)                          | consumers    | Q and dO of the pass are in
+// heads_full     | 1 + bytes (TMA)                          | consumers    | Q and dO of the head block are in
 // heads_free     | 256 consumers                            | producer     | nothing reads them any more
 // full[0][part]  | 128 copy arrivals; last part 4 more for  | consumers    | these columns of the block (and, last
 //                | the validity words                       |              | part, its tokens and validity) are in
@@ -10,15 +10,15 @@
 //                |                                          |              | refilled
 // tiles_free     | 256 consumers                            | consumer 0   | no product of the last block reads the
 //                |                                          |              | P and dS tiles any more
-// p_ready[half]  | 128 consumer 0                           | consumer 1   | P of half of the block's slots is out, as
+// p_ready[half]  | 128 consumer 0                           | consumer 1   | P of half of its entries is out, as
 //                |                                          |              | what it is rounded and what that loses
 // ds_ready       | 128 consumer 1                           | consumers    | dS is out, so P is too
-// decided        | 256 consumers                            | producer     | several queries: `apart` says whether each
-//                |                                          |              | has a pass of its own
-// statistics_out | 256 consumers                            | consumers    | row statistics of the pass are out; at its
+// decided        | 256 consumers                            | producer     | queries: `non_finite` says if each
+//                |                                          |              | has a head block of its own
+// statistics_out | 256 consumers                            | consumers    | its row statistics are out; at its
 //                |                                          |              | end: nobody reads them any more
-// cleared        | 256 consumers                            | consumers    | several queries taken apart: only the one
-//                |                                          |              | that has the pass has anything in Q and dO
+// cleared        | 256 consumers                            | consumers    | queries taken one by one: only the one
+//                |                                          |              | whose it is has anything in Q and dO
 // named 1        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
 //                |                                          |              | is out (all warps have read the last)
 //
@@ -42,7 +42,7 @@
 //    |   |    ...                          | of block i + 1                  |
 //    |   | tile 3                          | tile 7                          |
 //    v   |                                 | RoPE of dKV                     |
-//  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
+//   ends | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -57,25 +57,25 @@ struct alignas(1024) Storage {
   uint8_t q[Config::kKeyTiles][Config::kTileBytes];
   uint8_t dout[Config::kValueTiles][Config::kTileBytes];
   uint8_t k[1][Config::kKeyTiles][Config::kTileBytes];
-  uint8_t p[Config::kTileBytes];   // heads x slots
-  uint8_t ds[Config::kTileBytes];  // heads x slots; first what P loses when it is rounded
+  uint8_t p[Config::kTileBytes];   // heads x entries
+  uint8_t ds[Config::kTileBytes];  // heads x entries; first what P loses when it is rounded
 
-  // Of each head of the pass; lse and factor are what `Log2Lse` is, lse +inf for heads there are not.
+  // Of each head of the head block; lse and factor are what `Log2Lse` is, lse +inf for heads there are not.
   float lse[Config::kHeads];
   float factor[Config::kHeads];
   float share[Config::kHeads];  // what the sink leaves of the softmax, times the factor
   float delta[Config::kHeads];
-  float distribution[4][Config::kSlots];  // of the heads of each warp of consumer 0
+  float distribution[4][Config::kTileKeys];  // of the heads of each warp of consumer 0
 
-  // One bit per slot of the block; consumers read the four words as one of 64 bits.
-  alignas(8) uint16_t valid[1][Config::kSlots / 16];
+  // One bit per entry of the block; consumers read the four words as one of 64 bits.
+  alignas(8) uint16_t valid[1][Config::kTileKeys / 16];
   // Two sets, for even and odd blocks: the producer writes the next block's before it waits for room.
-  int32_t tokens[2][Config::kSlots];
-  // The same words of each query, where several take their rows together: which rows are its own.
-  alignas(8) uint16_t query_valid[2][Config::kQueries][Config::kSlots / 16];
+  int32_t tokens[2][Config::kTileKeys];
+  // The same words of each query, where queries are packed: which rows are its own.
+  alignas(8) uint16_t query_valid[2][Config::kQueries][Config::kTileKeys / 16];
 
-  uint32_t apart;  // several queries: not 0 where each has a pass of its own
-  int32_t slots;   // that can be valid, or rows of several queries
+  uint32_t non_finite;  // several queries: not 0 where each has a head block of its own
+  int32_t entries;  // that can be valid, or rows of several queries
 
   Mbarrier heads_full;
   Mbarrier heads_free;

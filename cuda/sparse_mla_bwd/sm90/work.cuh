@@ -1,10 +1,10 @@
-// What a CTA works on: one query with its slots, or neighbouring queries with the rows that any of
-// them has a valid slot for; and which query and head each of its 64 rows of Q and dO is.
+// What a CTA works on: one query with its entries, or neighbouring queries with the rows that any of
+// them has a valid entry for; and which query and head each of its 64 rows of Q and dO is.
 #pragma once
 
 #include "../../common/registers.cuh"
 #include "../../common/sparse_query.cuh"
-#include "../bunch.cuh"
+#include "../query_group.cuh"
 #include "../params.cuh"
 #include "storage.cuh"
 
@@ -27,75 +27,77 @@ __device__ __forceinline__ bool exists(const Parameters& params, const QueryPosi
   return Config::kQueries == 1 || query.query < params.s_q;
 }
 
-// A query by itself. One thread reads how many slots there are: if topk_length changed under way and each read it for
+// A query by itself. One thread reads how many entries there are: if topk_length changed under way and each read it for
 // itself, they would wait for blocks that never come.
 template <typename Config, bool kSeveral = (Config::kQueries > 1)>
-struct Work : SparseQuery<Config::kSlots> {
+struct Work : SparseQuery<Config::kTileKeys> {
   __device__ __forceinline__ Work(const Parameters& params, uint32_t token, const Storage<Config>& storage)
-      : SparseQuery<Config::kSlots>(params, token, storage.slots) {}
+      : SparseQuery<Config::kTileKeys>(params, token, storage.entries) {}
 
-  static __device__ __forceinline__ void read_slots(const Parameters& params, uint32_t token,
-                                                    Storage<Config>& storage) {
-    storage.slots = SparseQuery<Config::kSlots>::read_slots(params, QueryPosition(params, token));
+  static __device__ __forceinline__ void read_entries(const Parameters& params, uint32_t token,
+                                                      Storage<Config>& storage) {
+    storage.entries = SparseQuery<Config::kTileKeys>::read_entries(params, QueryPosition(params, token));
   }
 
   // An ordinary load: in the place of indices there may be lists that the kernel before has written.
   template <typename Gather>
-  __device__ __forceinline__ int32_t load_entry(const Parameters& params, const Gather& gather, int block) const {
+  __device__ __forceinline__ int32_t load_row_entry(const Parameters& params, const Gather& gather, int block) const {
     const int32_t* indices =
         params.indices + this->batch * params.indices_batch + this->query * params.indices_query;
-    const int slot = block * Config::kSlots + gather.warp * gather.kWarpSlots + gather.lane % gather.kWarpSlots;
-    return slot < this->slots ? indices[slot] : -1;
+    const int entry = block * Config::kTileKeys + gather.warp * gather.kWarpKeys + gather.lane % gather.kWarpKeys;
+    return entry < this->entries ? indices[entry] : -1;
   }
   __device__ __forceinline__ bool has_block(int block) const { return block < this->blocks; }
-  static __device__ __forceinline__ int32_t token(int32_t entry, uint32_t) { return entry; }
-  static __device__ __forceinline__ bool has_pass(const Parameters& params, const Storage<Config>&, int32_t pass) {
-    return pass < params.passes;
+  static __device__ __forceinline__ int32_t token(int32_t row_entry, uint32_t) { return row_entry; }
+  static __device__ __forceinline__ bool has_head_block(const Parameters& params, const Storage<Config>&,
+                                                           int32_t head_block) {
+    return head_block < params.head_blocks;
   }
 };
 
 template <typename Config>
-struct Work<Config, true> : Bunch<Config::kQueries> {
+struct Work<Config, true> : QueryGroup<Config::kQueries> {
   // Rows that the queries have in all. Read whenever it is wanted: there is no register to keep it in.
-  const volatile int32_t& slots;
+  const volatile int32_t& entries;
   uint32_t token_limit;  // as a row of any of them can be
 
   __device__ __forceinline__ Work(const Parameters& params, uint32_t index, const Storage<Config>& storage)
-      : Bunch<Config::kQueries>(params, index), slots(storage.slots), token_limit(params.s_kv) {}
+      : QueryGroup<Config::kQueries>(params, index), entries(storage.entries), token_limit(params.s_kv) {}
 
-  static __device__ __forceinline__ void read_slots(const Parameters& params, uint32_t,
-                                                    Storage<Config>& storage) {
+  static __device__ __forceinline__ void read_entries(const Parameters& params, uint32_t,
+                                                      Storage<Config>& storage) {
     const uint32_t count = params.row_counts[blockIdx.x];
-    storage.slots = rows_of(count);
-    storage.apart = count & kApart;
+    storage.entries = rows_of(count);
+    storage.non_finite = count & kNonFinite;
   }
 
   // Where the list begins is worked out each time, or it would take a register of the gather. An ordinary load, as the
   // kernel before has written it.
   template <typename Gather>
-  __device__ __forceinline__ int32_t load_entry(const Parameters& params, const Gather& gather, int block) const {
+  __device__ __forceinline__ int32_t load_row_entry(const Parameters& params, const Gather& gather, int block) const {
     uint32_t place = blockIdx.x;
     make_opaque(place);
-    const int row = block * Config::kSlots + gather.warp * gather.kWarpSlots + gather.lane % gather.kWarpSlots;
-    return row < slots ? params.rows[this->first_entry(params, place) + row] : -1;
+    const int row = block * Config::kTileKeys + gather.warp * gather.kWarpKeys + gather.lane % gather.kWarpKeys;
+    return row < entries ? params.rows[this->first_row_entry(params, place) + row] : -1;
   }
-  __device__ __forceinline__ bool has_block(int block) const { return block * Config::kSlots < slots; }
+  __device__ __forceinline__ bool has_block(int block) const { return block * Config::kTileKeys < entries; }
   // Negative for rows that none of the queries has.
-  static __device__ __forceinline__ int32_t token(int32_t entry, uint32_t queries) {
-    return entry >= 0 && (queries_of(entry) & queries) != 0 ? token_of(entry) : -1;
+  static __device__ __forceinline__ int32_t token(int32_t row_entry, uint32_t queries) {
+    return row_entry >= 0 && (queries_of(row_entry) & queries) != 0 ? token_of(row_entry) : -1;
   }
   // The first, or one for each query: that is decided in the first.
-  static __device__ __forceinline__ bool has_pass(const Parameters&, const Storage<Config>& storage, int32_t pass) {
-    return pass == 0 || (pass < Config::kQueries && storage.apart != 0);
+  static __device__ __forceinline__ bool has_head_block(const Parameters&, const Storage<Config>& storage,
+                                                           int32_t head_block) {
+    return head_block == 0 || (head_block < Config::kQueries && storage.non_finite != 0);
   }
 
-  // The distribution of one of the queries, and which of its slots it is that names a row.
+  // The distribution of one of the queries, and which of its entries it is that names a row.
   __device__ __forceinline__ float* distribution(const Parameters& params, int own) const {
     return params.attn_dist + this->batch * params.attn_dist_batch + (this->query + own) * params.attn_dist_query;
   }
   __device__ __forceinline__ int32_t named_by(const Parameters& params, int32_t row, int own) const {
-    const int64_t entry = this->first_entry(params, blockIdx.x) + row;
-    return params.row_slots[entry * Config::kQueries + own];
+    const int64_t row_entry = this->first_row_entry(params, blockIdx.x) + row;
+    return params.row_topk_entries[row_entry * Config::kQueries + own];
   }
 };
 

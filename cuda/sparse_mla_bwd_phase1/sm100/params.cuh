@@ -1,4 +1,4 @@
-// Parameter record. Its Python twin is `Parameters` in cupymla/ops/sparse_mla_bwd_phase1/cuda.py; the sizes are
+// Parameter record. Python mirrors it as `Parameters` in cupymla/ops/sparse_mla_bwd_phase1/cuda.py; the sizes are
 // compared when a call is bound, the fields by the tests.
 #pragma once
 
@@ -27,8 +27,8 @@ struct Parameters {
 
   int32_t s_q, s_kv, h_q, topk;
   int32_t batch_rows, token_rows;  // rows of the kv map from one batch entry, or token, to the next
-  uint32_t groups, group_tokens;   // how queries are dealt to pairs of CTAs; see `QueryRange`
-  uint32_t shares;                 // pairs of CTAs for one block of 128 heads
+  uint32_t groups, group_tokens;   // how queries are assigned to CTA pairs; see `QueryRange`
+  uint32_t head_block_clusters;    // CTA pairs for one block of 128 heads
   int32_t causal;                  // 0 or 1
 };
 

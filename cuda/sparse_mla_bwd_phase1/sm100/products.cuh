@@ -1,10 +1,10 @@
-// The first warpgroup: brings in Q, gathers the rows of the slots, and multiplies.
+// The first warpgroup: brings in Q, gathers the rows of the entries, and multiplies.
 #pragma once
 
 #include "../../common/warp.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/gather.cuh"
-#include "../../common/sm100/slot_gather.cuh"
+#include "../../common/sm100/topk_gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "work.cuh"
 
@@ -37,13 +37,13 @@ __device__ __forceinline__ void gather_keys(Storage<Config>& storage, const Work
   const bool expects = work.rank == 0 && kFirstTile == 0 && lane == 0;
   Ring<Config::kStages> turn;
   work.for_each_query(params, [&](const Query<Config>& query) {
-    const sm100::QuerySlots slots(params, query);
-    int32_t slot = static_cast<int32_t>(work.rank) * Config::kCtaSlots + sm100::group_slot(lane);
-    int4 tokens = slots.four_tokens(slot);
+    const sm100::QueryEntries entries(params, query);
+    int32_t entry = static_cast<int32_t>(work.rank) * Config::kCtaKeys + sm100::group_entry(lane);
+    int4 tokens = entries.four_tokens(entry);
     for (int32_t block = 0; block < query.blocks; ++block) {
-      const int4 rows = slots.rows(tokens);
-      slot += Config::kBlockSlots;
-      tokens = slots.four_tokens(slot);
+      const int4 rows = entries.rows(tokens);
+      entry += Config::kBlockKeys;
+      tokens = entries.four_tokens(entry);
       auto& stage = storage.k[turn.stage];
       storage.k_free[turn.stage].wait(turn.free());
       if (expects) storage.k_full[turn.stage].arrive_and_expect(Config::kCluster * sizeof(stage));
@@ -62,7 +62,7 @@ template <typename Config, bool kFp16>
 __device__ __forceinline__ void multiply(Storage<Config>& storage, const Work<Config>& work, const Parameters& params) {
   // The election comes first: behind a condition on the rank, the compiler does not tell that one thread is left.
   if (!elect_one() || work.rank != 0) return;
-  constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kPairHeads, Config::kBlockSlots, kFp16);
+  constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kClusterHeads, Config::kBlockKeys, kFp16);
   constexpr int kSteps = Config::kTileColumns / 16;
   const uint64_t q = sm100::descriptor_128b(smem_address(storage.q[0]));
   Ring<1> queries;

@@ -1,18 +1,18 @@
-// The second warpgroup: scores from Tensor Memory to global memory, -inf where a slot is not valid.
+// The second warpgroup: scores from Tensor Memory to global memory, -inf where an entry is not valid.
 #pragma once
 
 #include "../../common/cluster.cuh"
 #include "../../common/math.cuh"
 #include "../../common/ring.cuh"
-#include "../../common/sm100/slot_gather.cuh"
+#include "../../common/sm100/topk_gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sm100/tmem.cuh"
 #include "work.cuh"
 
 namespace cupymla::sparse_mla_bwd_phase1 {
 
-// A warp has 32 heads and 64 slots of each block. A load gives it 16 heads as fragments: a quad of lanes has a row,
-// each lane two neighbouring slots of every eight, so that a quad stores 32 bytes side by side.
+// A warp has 32 heads and 64 entries of each block. A load gives it 16 heads as fragments: a quad of lanes has a row,
+// each lane two neighbouring entries of every eight, so that a quad stores 32 bytes side by side.
 template <typename Config>
 struct ScoreWarp {
   static constexpr int kColumns = Config::kScoreColumns;
@@ -20,34 +20,35 @@ struct ScoreWarp {
 
   const Parameters& params;
   const int32_t first_head;  // of the warp
-  const int32_t first_slot;  // of the warp, in a block
+  const int32_t first_entry;  // of the warp, in a block
   const int lane = threadIdx.x % 32;
   const bool in_pairs;       // whether rows begin at multiples of 8 bytes
 
   __device__ __forceinline__ ScoreWarp(const Parameters& params, const Work<Config>& work)
       : params(params),
         first_head(work.first_head + (threadIdx.x / 32) % 2 * 32),
-        first_slot((threadIdx.x / 32) % 4 / 2 * kColumns),
+        first_entry((threadIdx.x / 32) % 4 / 2 * kColumns),
         in_pairs((reinterpret_cast<uint64_t>(params.p) % 8 |
                   (params.p_batch | params.p_query | params.p_head) % 2) == 0) {}
 
-  // Which of this lane's slots are valid: bit c for column c less the lane's 2 * (lane % 4).
-  __device__ __forceinline__ uint64_t valid_columns(const Query<Config>& query, int32_t slot) const {
-    const sm100::QuerySlots slots(params, query);
-    return sm100::valid_slots(slots, slots.token(slot + lane), slots.token(slot + 32 + lane)) >> (2 * (lane % 4));
+  // Which of this lane's entries are valid: bit c for column c less the lane's 2 * (lane % 4).
+  __device__ __forceinline__ uint64_t valid_columns(const Query<Config>& query, int32_t entry) const {
+    const sm100::QueryEntries entries(params, query);
+    return sm100::valid_entries(entries, entries.token(entry + lane), entries.token(entry + 32 + lane)) >>
+           (2 * (lane % 4));
   }
 
-  // Stores 16 heads from `head` on, those of the query that there are; `slot` is the warp's first.
-  __device__ __forceinline__ void store(const Query<Config>& query, int32_t head, int32_t slot, uint64_t valid,
+  // Stores 16 heads from `head` on, those of the query that there are; `entry` is the warp's first.
+  __device__ __forceinline__ void store(const Query<Config>& query, int32_t head, int32_t entry, uint64_t valid,
                                         const uint32_t (&scores)[kValues]) const {
-    const int32_t own_slot = slot + 2 * (lane % 4);
+    const int32_t own_entry = entry + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t own_head = head + lane / 4 + 8 * r;
       if (own_head >= params.h_q) continue;
       float* row = params.p + query.batch * params.p_batch + query.query * params.p_query +
-                   own_head * params.p_head + own_slot;
-      const int32_t room = params.topk - own_slot;
+                   own_head * params.p_head + own_entry;
+      const int32_t room = params.topk - own_entry;
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
         const float x = valid >> (8 * j) & 1 ? __uint_as_float(scores[4 * j + 2 * r]) : negative_infinity();
@@ -70,12 +71,12 @@ __device__ __forceinline__ void store_scores(Storage<Config>& storage, const Wor
   const uint32_t tmem = sm100::tmem_lane(storage.tmem, (threadIdx.x / 32) % 4 * 32);
   Ring<Config::kAccumulators> turn;
   work.for_each_query(params, [&](const Query<Config>& query) {
-    for (int32_t block_slot = 0; block_slot < params.topk; block_slot += Config::kBlockSlots) {
-      const int32_t slot = block_slot + warp.first_slot;
+    for (int32_t block_entry = 0; block_entry < params.topk; block_entry += Config::kBlockKeys) {
+      const int32_t entry = block_entry + warp.first_entry;
       uint32_t scores[2][ScoreWarp<Config>::kValues] = {};
       uint64_t valid = 0;
-      if (block_slot < query.slots) {
-        valid = warp.valid_columns(query, slot);
+      if (block_entry < query.entries) {
+        valid = warp.valid_columns(query, entry);
         storage.scores_full[turn.stage].wait(turn.full);
         sm100::fence_after_sync();
         const uint32_t columns = tmem + turn.stage * Config::kScoreColumns;
@@ -89,8 +90,8 @@ __device__ __forceinline__ void store_scores(Storage<Config>& storage, const Wor
         }
         turn.advance();
       }
-      warp.store(query, warp.first_head, slot, valid, scores[0]);
-      warp.store(query, warp.first_head + 16, slot, valid, scores[1]);
+      warp.store(query, warp.first_head, entry, valid, scores[0]);
+      warp.store(query, warp.first_head + 16, entry, valid, scores[1]);
     }
   });
 }

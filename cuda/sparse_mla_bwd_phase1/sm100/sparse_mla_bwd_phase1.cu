@@ -1,4 +1,4 @@
-// First phase of the sparse MLA backward, for Blackwell: the scores of every slot and delta. A pair of CTAs has 128
+// First phase of the sparse MLA backward, for Blackwell: the scores of every entry and delta. A CTA pair has 128
 // heads of a query. The mathematics are in cupymla/ops/sparse_mla_bwd_phase1/README.md, the pipeline is in storage.cuh.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
@@ -17,10 +17,10 @@ template <typename Config>
 __device__ __forceinline__ void set_up(Storage<Config>& storage, const Work<Config>& work, const Parameters& params,
                                        const TensorMap& q_map, const TensorMap& kv_map) {
   // If topk_length changed under way and each role read it for itself, they would wait for blocks that never come.
-  int32_t& slots = storage.slots[threadIdx.x % Config::kMostQueries];
+  int32_t& entries = storage.entries[threadIdx.x % Config::kMostQueries];
   const uint32_t token = work.range.token + threadIdx.x;
   const bool reads = threadIdx.x < Config::kMostQueries && token < work.range.end;
-  if (reads && work.rank == 0) slots = Query<Config>::read_slots(params, QueryPosition(params, token));
+  if (reads && work.rank == 0) entries = Query<Config>::read_entries(params, QueryPosition(params, token));
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(kv_map);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void set_up(Storage<Config>& storage, const Work<Conf
   __syncthreads();
   cluster_arrive();
   cluster_wait();
-  if (reads && work.rank != 0) slots = cluster_load_int32(cluster_address(smem_address(&slots), 0));
+  if (reads && work.rank != 0) entries = cluster_load_int32(cluster_address(smem_address(&entries), 0));
   // Columns are allocated in both CTAs of a pair at once, so both have to be there (PTX ISA, "tcgen05.alloc").
   if (threadIdx.x / 32 == Config::kQueryWarp) {
     sm100::tmem_allocate<2>(&storage.tmem, Config::kTmemColumns);
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd_phase1::Thi
   using namespace cupymla::sparse_mla_bwd_phase1;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
-  const Work<ThisConfig> work(params, storage.slots);
+  const Work<ThisConfig> work(params, storage.entries);
   set_up(storage, work, params, q_map, kv_map);
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -89,5 +89,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd_phase1::ThisConfig::kThre
                      smem_bytes = sizeof(cupymla::sparse_mla_bwd_phase1::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd_phase1::Parameters),
                      cta_heads = cupymla::sparse_mla_bwd_phase1::ThisConfig::kHeads,
-                     pair_queries = cupymla::sparse_mla_bwd_phase1::ThisConfig::kMostQueries,
+                     cluster_queries = cupymla::sparse_mla_bwd_phase1::ThisConfig::kMostQueries,
                      tmem_columns = cupymla::sparse_mla_bwd_phase1::ThisConfig::kTmemColumns);

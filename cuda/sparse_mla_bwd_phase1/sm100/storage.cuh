@@ -36,7 +36,7 @@ struct alignas(1024) Storage {
   Mbarrier k_full[Config::kStages], k_free[Config::kStages];
   Mbarrier scores_full[Config::kAccumulators], scores_free[Config::kAccumulators];
   uint32_t tmem;  // address of the accumulators
-  int32_t slots[Config::kMostQueries];  // that can be valid, of each query; the even CTA has read them for both
+  int32_t entries[Config::kMostQueries];  // that can be valid, of each query; the even CTA has read them for both
 };
 
 constexpr int kSharedMemoryLimit = 227 * 1024;

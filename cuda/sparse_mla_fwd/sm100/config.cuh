@@ -1,7 +1,7 @@
 // Numbers of the sm_100f sparse MLA forward kernels, and the budgets they must keep.
 #pragma once
 
-#include "../../common/sm100/slot_gather.cuh"
+#include "../../common/sm100/topk_gather.cuh"
 #include "../../common/sm100/tmem.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -10,22 +10,22 @@ constexpr uint32_t kExchange = 1, kStagesRead = 2;  // named barriers
 constexpr uint32_t kSharedMemoryLimit = 227 * 1024;
 
 // What CTAs that work together take at a time, and how a CTA's memory is laid out for it.
-template <int kDQkArg, bool kSplitArg, int kCtasArg, int kSlotsArg, int kStageTilesArg, int kTmemTilesArg>
+template <int kDQkArg, bool kSplitArg, int kCtasArg, int kTileKeysArg, int kStageTilesArg, int kTmemTilesArg>
 struct Shape {
   static constexpr int kCtas = kCtasArg;      // CTAs of an item: a pair, or one by itself
-  static constexpr bool kSplit = kSplitArg;   // whether those of a cluster share the slots of a query
+  static constexpr bool kSplit = kSplitArg;   // whether those of a cluster share the entries of a query
   static constexpr int kMaxCluster = kSplit ? 16 : kCtas;
   static constexpr int kDQk = kDQkArg;        // channels of a key
   static constexpr int kDV = 512;             // channels of a value: the first ones of the key
   static constexpr int kHeads = 64;           // query heads of a CTA
   static constexpr int kItemHeads = kCtas * kHeads;
-  static constexpr int kSlots = kSlotsArg;    // slots of a KV block
+  static constexpr int kTileKeys = kTileKeysArg;  // keys of a tile: top-k entries of a KV block
   static constexpr int kKeyTiles = kDQk / sm100::kTileColumns;
   static constexpr int kValueTiles = kDV / sm100::kTileColumns;
   static constexpr bool kHasRope = kKeyTiles > kValueTiles;  // a last key tile that is no value
   static constexpr int kRopes = kHasRope ? 2 : 0;            // places for it
 
-  // A block's other tiles of 64 slots come in stages of a ring.
+  // A block's other tiles of 64 entries come in stages of a ring.
   static constexpr int kStageTiles = kStageTilesArg;
   static constexpr int kBlockStages = kValueTiles / kStageTiles;
   static constexpr uint32_t kStageBytes = kStageTiles * sm100::kTileBytes;
@@ -38,7 +38,7 @@ struct Shape {
   static constexpr uint32_t kChunkColumns = 128;
   static constexpr uint32_t kOutputColumns = kChunks * kChunkColumns;
   static constexpr uint32_t kScoresColumn = kOutputColumn + kOutputColumns;
-  static constexpr uint32_t kScoresColumns = kSlots / kLaneHalves;
+  static constexpr uint32_t kScoresColumns = kTileKeys / kLaneHalves;
   static constexpr uint32_t kQueryColumn = kScoresColumn + kScoresColumns;
   static constexpr uint32_t kQueryTileColumns = sm100::kTileColumns / 2;
   static constexpr int kTmemTiles = kTmemTilesArg;  // of Q; the others stay in shared memory
@@ -60,17 +60,17 @@ struct Shape {
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kQueryColumn + kTmemTiles * kQueryTileColumns <= kTmemColumns && kTmemColumns <= sm100::kTmemColumns);
-  static_assert(kSlots == kCtas * sm100::kGroupSlots && kValueTiles % kStageTiles == 0);
+  static_assert(kTileKeys == kCtas * sm100::kGroupKeys && kValueTiles % kStageTiles == 0);
   static_assert(kTmemTiles < kKeyTiles);
 };
 
-// A pair of CTAs takes 128 heads: all products are of both (cta_group::2), each CTA has 64 heads and gathers the keys
-// of half of a block's slots. A block is four stages of two tiles: keys first, values later (storage.cuh).
+// A CTA pair takes 128 heads: all products are of both (cta_group::2), each CTA has 64 heads and gathers the keys
+// of half of a block's entries. A block is four stages of two tiles: keys first, values later (storage.cuh).
 //
 //   column   0 ........ 127 | 128 ...... 255 | 256 ...... 319          | 320 ...... 511
 //            O, chunk 0     | O, chunk 1     | S                       | Q, tiles 0 to 5
-//   0-63     channels 0-127 | 128-255        | slots of CTA 0's keys   | two channels a column
-//   64-127   256-383        | 384-511        | slots of CTA 1's keys   | the same
+//   0-63     channels 0-127 | 128-255        | entries of CTA 0's keys | two channels a column
+//   64-127   256-383        | 384-511        | entries of CTA 1's keys | the same
 template <int kDQkArg, bool kSplitArg>
 struct ManyHeads : Shape<kDQkArg, kSplitArg, 2, 128, 2, 6> {
   using Base = Shape<kDQkArg, kSplitArg, 2, 128, 2, 6>;
@@ -97,10 +97,10 @@ struct ManyHeads : Shape<kDQkArg, kSplitArg, 2, 128, 2, 6> {
 //
 //   column   0 ........ 127 | 128 ...... 255 | 256 ... 287 | 288 ...... 511
 //            O, chunk 0     | O, chunk 1     | S           | Q, the last seven tiles
-//   0-63     channels 0-127 | 256-383        | slots 0-31  | two channels a column
-//   64-127   128-255        | 384-511        | slots 32-63 | the same
+//   0-63     channels 0-127 | 256-383        | entries 0-31 | two channels a column
+//   64-127   128-255        | 384-511        | entries 32-63 | the same
 template <int kDQkArg, bool kSplitArg>
-struct FewHeads : Shape<kDQkArg, kSplitArg, 1, 64, 4, 7> {
+struct SmallHead : Shape<kDQkArg, kSplitArg, 1, 64, 4, 7> {
   using Base = Shape<kDQkArg, kSplitArg, 1, 64, 4, 7>;
   static constexpr int kStages = Base::kHasRope ? 5 : 6;
   // Tiles in shared memory are multiplied first: they are there before the others are in Tensor Memory.

@@ -15,13 +15,13 @@ namespace cupymla::sparse_mla_fwd {
 // One warp's arrival at a barrier of the CTA that issues the products. What the warp has written, into Tensor Memory or
 // its own CTA's shared memory, is for the products alone, and ordered before them by the fences that stand before this.
 template <typename Config>
-__device__ __forceinline__ void arrive_at_leader(Mbarrier& barrier, const Place<Config>& place, uint32_t lane) {
+__device__ __forceinline__ void arrive_at_leader(Mbarrier& barrier, const CtaPosition<Config>& cta, uint32_t lane) {
   __syncwarp();
   if (lane != 0) return;
   if constexpr (Config::kCtas == 1) {
     barrier.arrive();
   } else {
-    cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), place.leader));
+    cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), cta.leader));
   }
 }
 
@@ -33,7 +33,7 @@ struct Epilogue {
   Storage& storage;
   const Parameters& params;
   const TensorMap& q_map;
-  const Place<Config> place;
+  const CtaPosition<Config> cta;
   const uint32_t warp = threadIdx.x / 32 % 4;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
@@ -49,22 +49,22 @@ struct Epilogue {
   // Q of a query goes ahead of O of the query before it, which is done later than that query's scores.
   __device__ __forceinline__ void run() {
     uint32_t before = params.items;
-    int32_t slots_before = 0;
-    for_each_item(params, place, [&](uint32_t item) {
-      const int32_t slots = lengths.next();
-      const Work<Config> work(params, item, place, slots);
+    int32_t entries_before = 0;
+    for_each_item(params, cta, [&](uint32_t item) {
+      const int32_t entries = lengths.next();
+      const Work<Config> work(params, item, cta, entries);
       if (work.blocks != 0) keep_query(work);
-      if (before != params.items) finish(before, slots_before);
+      if (before != params.items) finish(before, entries_before);
       before = item;
-      slots_before = slots;
+      entries_before = entries;
     });
-    if (before != params.items) finish(before, slots_before);
+    if (before != params.items) finish(before, entries_before);
     // The Tensor Core's last signal of this kind; in a pair the value warp waits for it.
     if constexpr (Config::kCtas == 1) storage.q_free.wait(q_parity ^ 1u);
   }
 
-  __device__ __forceinline__ void finish(uint32_t item, int32_t slots) {
-    const Work<Config> work(params, item, place, slots);
+  __device__ __forceinline__ void finish(uint32_t item, int32_t entries) {
+    const Work<Config> work(params, item, cta, entries);
     float factor = 1.f;
     if constexpr (!Config::kSplit) {
       storage.stats_ready.wait(stats_parity);
@@ -115,7 +115,7 @@ struct Epilogue {
     }
     sm100::wait_stores();
     sm100::fence_before_sync();
-    arrive_at_leader(storage.q_ready, place, lane);
+    arrive_at_leader(storage.q_ready, cta, lane);
     if (lane == 0) storage.q_kept.arrive();
     named_barrier_sync(kStagesRead, Config::kEpilogueThreads);
     if (warp == 0 && lane < Config::kQueryStages) storage.free[(stage + lane) % Config::kStages].arrive();
@@ -136,7 +136,7 @@ struct Epilogue {
         sm100::wait_loads();
         if (column + kColumns == Config::kOutputColumns) {
           sm100::fence_before_sync();
-          arrive_at_leader(storage.o_free, place, lane);
+          arrive_at_leader(storage.o_free, cta, lane);
         }
       }
       if constexpr (Config::kSplit) {
@@ -155,10 +155,10 @@ struct Epilogue {
     }
   }
 
-  // After everything is left: what the cluster makes of it, in which slots play no part.
+  // After everything is left: what the cluster makes of it, in which entries play no part.
   __device__ __forceinline__ void merge() {
-    for_each_item(params, place, [&](uint32_t item) {
-      merge_parts<Element>(storage, params, Work<Config>(params, item, place, 0), place);
+    for_each_item(params, cta, [&](uint32_t item) {
+      merge_parts<Element>(storage, params, Work<Config>(params, item, cta, 0), cta);
     });
   }
 

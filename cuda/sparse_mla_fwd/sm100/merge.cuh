@@ -1,6 +1,6 @@
-// Where the pairs of a cluster share the slots of a query: their outputs and statistics become one, each brought to the
-// largest base. A CTA leaves what it has in its own shared memory and then finishes some of its heads, reading what the
-// same CTA of the other pairs left. Sums run over the pairs in their order, so the result is the same every time.
+// Where the pairs of a cluster share the entries of a query: their outputs and statistics become one, each brought to
+// the largest base. A CTA leaves what it has in its own shared memory and then finishes some of its heads, reading what
+// the same CTA of the other pairs left. Sums run over the pairs in their order, so the result is the same every time.
 #pragma once
 
 #include "../../common/cluster.cuh"
@@ -30,24 +30,24 @@ __device__ __forceinline__ Leavings<typename Storage::Config>& leavings(Storage&
 // time.
 template <typename Element, typename Storage, typename Config>
 __device__ __forceinline__ void merge_parts(Storage& storage, const Parameters& params, const Work<Config>& work,
-                                            const Place<Config>& place) {
+                                            const CtaPosition<Config>& cta) {
   constexpr int kColumns = 4;  // of a thread
   static_assert(Config::kDV / kColumns == Config::kEpilogueThreads);
   const auto& left = leavings(storage);
   const uint32_t column = threadIdx.x % Config::kEpilogueThreads * kColumns;
-  for (uint32_t row = place.part; row < static_cast<uint32_t>(Config::kHeads); row += place.parts) {
+  for (uint32_t row = cta.part; row < static_cast<uint32_t>(Config::kHeads); row += cta.parts) {
     const int32_t head = work.first_head + static_cast<int32_t>(row);
     if (head >= params.h_q) break;
 
     RowStatistics merged = no_statistics();
-    for (uint32_t part = 0; part < place.parts; ++part) {
-      join_base(merged, read_statistics(left.statistics[row], part * Config::kCtas + place.rank));
+    for (uint32_t part = 0; part < cta.parts; ++part) {
+      join_base(merged, read_statistics(left.statistics[row], part * Config::kCtas + cta.rank));
     }
     const uint32_t address = smem_address(&left.output[row][column]);
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 2
-    for (uint32_t part = 0; part < place.parts; ++part) {
-      const uint32_t rank = part * Config::kCtas + place.rank;
+    for (uint32_t part = 0; part < cta.parts; ++part) {
+      const uint32_t rank = part * Config::kCtas + cta.rank;
       const RowStatistics one = read_statistics(left.statistics[row], rank);
       const float4 values = cluster_load_float4(cluster_address(address, rank));
       const float weight = base_factor(one.base, merged.base);

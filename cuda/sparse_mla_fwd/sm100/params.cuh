@@ -1,4 +1,4 @@
-// Parameter record of the sm_100f kernels. Its Python twin is `BlackwellParameters` in
+// Parameter record of the sm_100f kernels. Python mirrors it as `BlackwellParameters` in
 // cupymla/ops/sparse_mla_fwd/binding.py; the sizes are compared when a call is bound, the fields by the tests.
 #pragma once
 
@@ -27,7 +27,7 @@ struct Parameters {
 
   int32_t token_rows, batch_rows;  // rows of the KV map from one token, and one batch entry, to the next
   int32_t s_q, s_kv, h_q, topk;
-  uint32_t head_blocks;  // pairs of CTAs, or CTAs by themselves, that share a query's heads
+  uint32_t head_blocks;  // CTA pairs, or CTAs by themselves, that share a query's heads
   uint32_t items;        // queries of all batch entries x head_blocks
   int32_t causal;        // 0 or 1
   float scale_log2;      // sm_scale * log2(e)

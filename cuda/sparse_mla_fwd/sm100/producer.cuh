@@ -10,17 +10,17 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// Calls `load` with the rows of this lane's four slots of each block, of one CTA's slots of it. Tokens are read a block
-// ahead, so that no gather waits for them.
+// Calls `load` with the rows of this lane's four entries of each block, of one CTA's entries of it. Tokens are read a
+// block ahead, so that no gather waits for them.
 template <typename Config, typename Load>
 __device__ __forceinline__ void for_each_block_rows(const Parameters& params, const Work<Config>& work, uint32_t rank,
                                                     uint32_t lane, Load load) {
-  const sm100::QuerySlots slots(params, work);
-  const int32_t own = static_cast<int32_t>(rank) * sm100::kGroupSlots + sm100::group_slot(lane);
-  int4 tokens = slots.four_tokens(work.first_slot(0) + own);
+  const sm100::QueryEntries entries(params, work);
+  const int32_t own = static_cast<int32_t>(rank) * sm100::kGroupKeys + sm100::group_entry(lane);
+  int4 tokens = entries.four_tokens(work.first_entry(0) + own);
   for (int32_t block = 0; block < work.blocks; ++block) {
-    const int4 rows = slots.rows(tokens);
-    tokens = slots.four_tokens(work.first_slot(block + 1) + own);
+    const int4 rows = entries.rows(tokens);
+    tokens = entries.four_tokens(work.first_entry(block + 1) + own);
     load(rows);
   }
 }
@@ -33,7 +33,7 @@ struct KeyWarp {
   const Parameters& params;
   const TensorMap& q_map;
   const TensorMap& kv_map;
-  const Place<Config> place;
+  const CtaPosition<Config> cta;
   const uint32_t lane = threadIdx.x % 32;
   Lengths<Storage> lengths;
   const uint32_t own = threadIdx.x / 32 - Config::kKeyWarp;  // which tile of a stage
@@ -46,11 +46,11 @@ struct KeyWarp {
       : storage(storage), params(params), q_map(q_map), kv_map(kv_map), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place, lengths.next());
+    for_each_item(params, cta, [&](uint32_t item) {
+      const Work<Config> work(params, item, cta, lengths.next());
       if (work.blocks == 0) return;
       stage_query(work);
-      for_each_block_rows(params, work, place.rank, lane, [&](int4 rows) { load_keys(rows); });
+      for_each_block_rows(params, work, cta.rank, lane, [&](int4 rows) { load_keys(rows); });
     });
     // Until the Tensor Core has signalled everything to this CTA.
     for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -92,11 +92,11 @@ struct KeyWarp {
   // Before the first gather into a place: what will come there in both CTAs, said once.
   __device__ __forceinline__ void expect(Mbarrier& full, uint32_t bytes) {
     __syncwarp();
-    if (place.rank == 0 && own == 0 && lane == 0) full.arrive_and_expect(Config::kCtas * bytes);
+    if (cta.rank == 0 && own == 0 && lane == 0) full.arrive_and_expect(Config::kCtas * bytes);
     __syncwarp();
   }
 
-  // All channels of this CTA's slots of a block.
+  // All channels of this CTA's entries of a block.
   __device__ __forceinline__ void load_keys(int4 rows) {
     for (int part = 0; part < Config::kBlockStages; ++part) {
       Mbarrier& full = storage.keys[ring.stage];
@@ -111,7 +111,7 @@ struct KeyWarp {
       storage.rope_free[ropes.stage].wait(ropes.free());
       expect(full, sm100::kTileBytes);
       // As many of the tile's rows each.
-      constexpr uint32_t kOwnLanes = sm100::kGroupSlots / sm100::kGatherRows / Config::kKeyWarps;
+      constexpr uint32_t kOwnLanes = sm100::kGroupKeys / sm100::kGatherRows / Config::kKeyWarps;
       if (lane / kOwnLanes == own) {
         uint8_t* destination = storage.ropes[ropes.stage] + lane * sm100::kGatherRows * kSwizzleRowBytes;
         constexpr int kColumn = Config::kValueTiles * sm100::kTileColumns;
@@ -127,7 +127,7 @@ struct KeyWarp {
 };
 
 // Brings Q's tiles that stay in shared memory, and fills stages whose keys have been multiplied with this CTA's half of
-// the channels of the other CTA's slots.
+// the channels of the other CTA's entries.
 template <typename Storage>
 struct ValueWarp {
   using Config = typename Storage::Config;
@@ -136,7 +136,7 @@ struct ValueWarp {
   const Parameters& params;
   const TensorMap& q_map;
   const TensorMap& kv_map;
-  const Place<Config> place;
+  const CtaPosition<Config> cta;
   const uint32_t lane = threadIdx.x % 32;
   Lengths<Storage> lengths;
   Ring<Config::kStages> ring;
@@ -148,12 +148,12 @@ struct ValueWarp {
       : storage(storage), params(params), q_map(q_map), kv_map(kv_map), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place, lengths.next());
+    for_each_item(params, cta, [&](uint32_t item) {
+      const Work<Config> work(params, item, cta, lengths.next());
       if (work.blocks == 0) return;
       load_query(work);
       for (int part = 0; part < Config::kQueryStages; ++part) ring.advance();
-      for_each_block_rows(params, work, place.rank ^ 1u, lane, [&](int4 rows) { load_values(rows); });
+      for_each_block_rows(params, work, cta.rank ^ 1u, lane, [&](int4 rows) { load_values(rows); });
     });
     storage.q_free.wait(q_parity);
   }
@@ -163,7 +163,7 @@ struct ValueWarp {
     q_parity ^= 1u;
     __syncwarp();
     if (lane == 0) {
-      if (place.rank == 0) storage.q_full.arrive_and_expect(Config::kCtas * sizeof(storage.q));
+      if (cta.rank == 0) storage.q_full.arrive_and_expect(Config::kCtas * sizeof(storage.q));
       for (int tile = 0; tile < Config::kSharedTiles; ++tile) {
         sm100::tma_load_4d_of_pair(storage.q[tile], q_map, storage.q_full,
                                    (Config::kFirstSharedTile + tile) * sm100::kTileColumns, work.first_head, work.query,
@@ -183,15 +183,15 @@ struct ValueWarp {
       read.advance(ring.stage);
       __syncwarp();
       if (lane == 0) {
-        if (place.rank == 0) {
+        if (cta.rank == 0) {
           full.arrive_and_expect(Config::kStageBytes);
         } else {
-          cluster_arrive_after_reads_at(cluster_address(smem_address(&full.state), place.leader));
+          cluster_arrive_after_reads_at(cluster_address(smem_address(&full.state), cta.leader));
         }
       }
       __syncwarp();
-      if (place.rank != owner) {
-        const int tile = static_cast<int>(place.rank) * Config::kValueTiles / Config::kCtas +
+      if (cta.rank != owner) {
+        const int tile = static_cast<int>(cta.rank) * Config::kValueTiles / Config::kCtas +
                          part % Config::kChunks * Config::kStageTiles;
         sm100::gather_group<Config::kStageTiles, true>(storage.stages[ring.stage], kv_map, full, tile, rows, lane);
       }

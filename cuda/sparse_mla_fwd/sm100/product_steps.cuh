@@ -16,16 +16,16 @@ struct ProductSteps {
   static constexpr uint32_t kTransposedStepBytes = 2048;  // 16 rows
   static constexpr uint32_t kStepColumns = 8;             // 16 elements along K in Tensor Memory
   static constexpr int kSteps = 4;                        // of 16, in a tile
-  static constexpr uint32_t kScores = sm100::instruction_f16(Config::kItemHeads, Config::kSlots, kFp16);
+  static constexpr uint32_t kScores = sm100::instruction_f16(Config::kItemHeads, Config::kTileKeys, kFp16);
   static constexpr uint32_t kValues =
       sm100::instruction_f16(Config::kItemHeads, Config::kLaneHalves * Config::kChunkColumns, kFp16, false, true);
 
   Storage& storage;
   const Parameters& params;
-  const Place<Config> place;
+  const CtaPosition<Config> cta;
   const uint32_t tmem;
   Lengths<Storage, true> lengths;
-  const uint16_t pair = static_cast<uint16_t>(3u << place.leader);  // both CTAs, for commits
+  const uint16_t pair = static_cast<uint16_t>(3u << cta.leader);    // both CTAs, for commits
   uint32_t keys_stage = 0, values_stage = 0;  // of the ring, that come next
   Phases keys_phases;                         // stages of Q have none
   Ring<2> ropes;
@@ -137,7 +137,7 @@ struct ProductSteps {
     }
   }
 
-  // Slots of a tile of P times the next stage, for a chunk of the output.
+  // Entries of a tile of P times the next stage, for a chunk of the output.
   __device__ __forceinline__ void multiply_values(int chunk, const uint8_t* p, bool accumulate) {
     const uint32_t output = tmem + Config::kOutputColumn + chunk * Config::kChunkColumns;
     const uint64_t a = sm100::descriptor_128b(smem_address(p));

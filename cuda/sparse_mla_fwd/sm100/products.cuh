@@ -9,7 +9,7 @@ template <typename Storage, bool kFp16>
 struct Products : ProductSteps<Storage, kFp16> {
   using Base = ProductSteps<Storage, kFp16>;
   using Config = typename Base::Config;
-  using Base::storage, Base::params, Base::place, Base::lengths, Base::q_parity, Base::values_stage;
+  using Base::storage, Base::params, Base::cta, Base::lengths, Base::q_parity, Base::values_stage;
   using Base::commit, Base::take_keys, Base::keys_of, Base::multiply_stage, Base::multiply_rope, Base::multiply_values;
 
   Phases values_phases;  // stages of Q have none
@@ -17,8 +17,8 @@ struct Products : ProductSteps<Storage, kFp16> {
   using Base::Base;
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place, lengths.next());
+    for_each_item(params, cta, [&](uint32_t item) {
+      const Work<Config> work(params, item, cta, lengths.next());
       if (work.blocks == 0) return;
       Base::pass_query_stages();
       storage.q_ready.wait(q_parity);

@@ -17,18 +17,18 @@ struct Softmax {
 
   Storage& storage;
   const Parameters& params;
-  const Place<Config> place;
+  const CtaPosition<Config> cta;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t side = warp / 2;             // which half of a block's slots; in a pair, those of which CTA's keys
+  const uint32_t side = warp / 2;             // which half of a block's entries; in a pair, those of which CTA's keys
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t tmem;                        // first lane of this warp
   Lengths<Storage> lengths;
 
-  // Exponentials are taken relative to `base` (../softmax.cuh), in units of log2, which is the same for all slots of a
-  // head. `row_max` is the true maximum, in units of scores, `row_sum` the sum of this thread's exponentials.
+  // Exponentials are taken relative to `base` (../softmax.cuh), in units of log2, which is the same for all entries of
+  // a head. `row_max` is the true maximum, in units of scores, `row_sum` the sum of this thread's exponentials.
   float base, row_max, row_sum;
-  bool occupied;  // whether this thread's slots of the query had a valid one
+  bool occupied;  // whether this thread's entries of the query had a valid one
   uint32_t s_parity = 0, stats_parity = 1;
   uint32_t values_parity = Config::kCtas == 1 ? 0 : 1;  // of what says that products with values are done
   uint32_t turn = 0;  // which set of the exchange
@@ -37,16 +37,16 @@ struct Softmax {
       : storage(storage), params(params), tmem(sm100::tmem_lane(storage.tmem, warp * 32)), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place, lengths.next());
-      const sm100::QuerySlots slots(params, work);
+    for_each_item(params, cta, [&](uint32_t item) {
+      const Work<Config> work(params, item, cta, lengths.next());
+      const sm100::QueryEntries entries(params, work);
       base = row_max = negative_infinity();
       row_sum = 0.f;
       occupied = false;
-      int2 tokens = own_tokens(slots, work, 0);
+      int2 tokens = own_tokens(entries, work, 0);
       for (int32_t block = 0; block < work.blocks; ++block) {
-        const uint64_t valid = sm100::valid_slots(slots, tokens.x, tokens.y);
-        tokens = own_tokens(slots, work, block + 1);
+        const uint64_t valid = sm100::valid_entries(entries, tokens.x, tokens.y);
+        tokens = own_tokens(entries, work, block + 1);
         accumulate(block, valid);
       }
       const RowStatistics row_statistics = statistics();
@@ -69,11 +69,11 @@ struct Softmax {
   // Whether this thread answers for its head.
   __device__ __forceinline__ bool leads() const { return side == 0; }
 
-  // Tokens of one or two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
-  __device__ __forceinline__ int2 own_tokens(const sm100::QuerySlots& slots, const Work<Config>& work,
+  // Tokens of one or two of the entries whose scores this warp has in a block: columns `lane` and `lane` + 32.
+  __device__ __forceinline__ int2 own_tokens(const sm100::QueryEntries& entries, const Work<Config>& work,
                                              int32_t block) const {
-    const int32_t first = work.first_slot(block) + static_cast<int32_t>(side * kScores + lane);
-    return make_int2(slots.token(first), kScores == 64 ? slots.token(first + 32) : -1);
+    const int32_t first = work.first_entry(block) + static_cast<int32_t>(side * kScores + lane);
+    return make_int2(entries.token(first), kScores == 64 ? entries.token(first + 32) : -1);
   }
 
   // What turns a score into units of log2.
@@ -97,7 +97,7 @@ struct Softmax {
     sm100::tmem_load(scores, tmem + Config::kScoresColumn);
     sm100::wait_loads();
     sm100::fence_before_sync();
-    arrive_at_leader(storage.s_free, place, lane);
+    arrive_at_leader(storage.s_free, cta, lane);
 
     const float own_max = mask_and_maximum(scores, valid);
     const float largest = combine(own_max, [](float a, float b) { return max_nan(a, b); });
@@ -115,10 +115,10 @@ struct Softmax {
     row_sum += sum;
     publish(probabilities);
     fence_async_shared();
-    arrive_at_leader(storage.p_ready, place, lane);
+    arrive_at_leader(storage.p_ready, cta, lane);
   }
 
-  // Masks the scores of invalid slots and gives the largest.
+  // Masks the scores of invalid entries and gives the largest.
   __device__ __forceinline__ float mask_and_maximum(float (&scores)[kScores], uint64_t valid) {
     if constexpr (kAnyScale) {
 #pragma unroll
@@ -188,7 +188,7 @@ struct Softmax {
     sm100::fence_before_sync();
   }
 
-  // This thread's row of P, of its half of the slots.
+  // This thread's row of P, of its half of the entries.
   __device__ __forceinline__ void publish(const uint32_t (&p)[kScores / 2]) {
     constexpr int kTileSides = sm100::kTileColumns / kScores;  // that share a tile
     uint8_t* tile = storage.p[side / kTileSides];

@@ -1,27 +1,27 @@
-// Sparse MLA attention, forward, for Blackwell: a pair of CTAs takes 128 heads of one query after another, or a CTA by
-// itself takes 64. The pipelines and the barriers are drawn in storage.cuh and few_heads_storage.cuh, Tensor Memory in
+// Sparse MLA attention, forward, for Blackwell: a CTA pair takes 128 heads of one query after another, or a CTA by
+// itself takes 64. The pipelines and the barriers are drawn in storage.cuh and small_head_storage.cuh, Tensor Memory in
 // config.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/warp.cuh"
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
-#include "few_heads_products.cuh"
-#include "few_heads_storage.cuh"
+#include "small_head_products.cuh"
+#include "small_head_storage.cuh"
 #include "producer.cuh"
 #include "products.cuh"
 #include "softmax.cuh"
 #include "storage.cuh"
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: 128, which a pair of CTAs takes, or 64, which one does; either serves any
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: 128, which a CTA pair takes, or 64, which one does; either serves any
 // h_q. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which
 // costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where those of each cluster
-// share the slots of one query.
+// share the entries of one query.
 
 namespace cupymla::sparse_mla_fwd {
 
 #if CUPYMLA_HEADS == 64
-using ThisConfig = FewHeads<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
-using ThisStorage = FewHeadsStorage<ThisConfig>;
-using ThisProducts = FewHeadsProducts<ThisStorage, CUPYMLA_FP16>;
+using ThisConfig = SmallHead<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
+using ThisStorage = SmallHeadStorage<ThisConfig>;
+using ThisProducts = SmallHeadProducts<ThisStorage, CUPYMLA_FP16>;
 #else
 using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
 using ThisStorage = Storage<ThisConfig>;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(kv_map);
-    storage.init_barriers(Place<ThisConfig>().parts);
+    storage.init_barriers(CtaPosition<ThisConfig>().parts);
   }
   cluster_arrive();
   cluster_wait();

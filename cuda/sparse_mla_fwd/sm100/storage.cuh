@@ -1,18 +1,18 @@
-// Shared memory, barriers and the pipeline of a pair; few_heads_storage.cuh has those of a CTA by itself.
+// Shared memory, barriers and the pipeline of a pair; small_head_storage.cuh has those of a CTA by itself.
 //
-// The pair multiplies Q by keys that are split by slots, CTA 0 having the first 64 of a block, and P by values that
+// The pair multiplies Q by keys that are split by entries, CTA 0 having the first 64 of a block, and P by values that
 // are split by channels, CTA 0 having the first 256; both CTAs' operands lie at the same places. So half of the key
 // tiles of a CTA become its values as they lie. The places of the others are filled a second time, with the same
-// channels' other half of the other CTA's slots, once the scores have been multiplied:
+// channels' other half of the other CTA's entries, once the scores have been multiplied:
 //
 //   stage of a block | CTA 0: keys, then values         | CTA 1: keys, then values         | P V
 //   -----------------+----------------------------------+----------------------------------+----------------------
-//   0                | slots 0-63, channels 0-127, kept | slots 64-127, channels 0-127;    | slots 0-63, chunk 0
-//                    |                                  | slots 0-63, channels 256-383     |
-//   1                | slots 0-63, 128-255, kept        | 64-127, 128-255; 0-63, 384-511   | slots 0-63, chunk 1
-//   2                | 0-63, 256-383; 64-127, 0-127     | 64-127, 256-383, kept            | slots 64-127, chunk 0
-//   3                | 0-63, 384-511; 64-127, 128-255   | 64-127, 384-511, kept            | slots 64-127, chunk 1
-//   rope             | slots 0-63, channels 512-575     | slots 64-127, channels 512-575   | -
+//   0                | entries 0-63, channels 0-127, kept | entries 64-127, channels 0-127;  | entries 0-63, chunk 0
+//                    |                                  | entries 0-63, channels 256-383   |
+//   1                | entries 0-63, 128-255, kept      | 64-127, 128-255; 0-63, 384-511   | entries 0-63, chunk 1
+//   2                | 0-63, 256-383; 64-127, 0-127     | 64-127, 256-383, kept            | entries 64-127, chunk 0
+//   3                | 0-63, 384-511; 64-127, 128-255   | 64-127, 384-511, kept            | entries 64-127, chunk 1
+//   rope             | entries 0-63, channels 512-575   | entries 64-127, channels 512-575 | -
 //
 // barrier       | in   | arrivals                     | who waits  | what it says
 // --------------+------+------------------------------+------------+-------------------------------------------------
@@ -75,13 +75,13 @@ struct alignas(1024) Storage {
   using Config = ConfigArg;
 
   uint8_t q[Config::kSharedTiles][sm100::kTileBytes];
-  uint8_t p[Config::kCtas][sm100::kTileBytes];  // [heads][slots] of each half of a block
+  uint8_t p[Config::kCtas][sm100::kTileBytes];  // [heads][entries] of each half of a block
   uint8_t stages[Config::kStages][Config::kStageBytes];
   uint8_t ropes[Config::kHasRope ? Config::kRopes : 1][Config::kHasRope ? sm100::kTileBytes : 16];
 
   // Of each head, what the two threads that share it have; two sets in turn, so that one barrier is enough.
   float exchange[2][Config::kCtas][Config::kHeads];
-  float output_factor[Config::kHeads];  // negative for a query without a valid slot
+  float output_factor[Config::kHeads];  // negative for a query without a valid entry
   bool occupied[2][Config::kSoftmaxWarps];
 
   Mbarrier q_full, q_staged, q_kept, q_ready, q_free;
@@ -91,7 +91,7 @@ struct alignas(1024) Storage {
   Mbarrier o_full, o_free;
   Mbarrier stats_ready, stats_free;
   Mbarrier lengths_full[Config::kLengthBatches], lengths_free[Config::kLengthBatches];
-  int32_t lengths[Config::kLengthBatches][Config::kLengths];  // slots that can be valid
+  int32_t lengths[Config::kLengthBatches][Config::kLengths];  // entries that can be valid
   uint32_t tmem;
 
   __device__ __forceinline__ void init_barriers(uint32_t pairs) {

@@ -9,16 +9,16 @@ namespace cupymla::sparse_mla_fwd {
 
 template <int kDQkArg, int kHeadsArg, bool kSplitArg>
 struct Sizes {
-  static constexpr bool kSplit = kSplitArg;      // whether the CTAs of a cluster share the slots of a query
+  static constexpr bool kSplit = kSplitArg;      // whether the CTAs of a cluster share the entries of a query
   static constexpr int kMaxCluster = kSplit ? 16 : 1;
   static constexpr int kDQk = kDQkArg;           // channels of a key
   static constexpr int kDV = 512;                // channels of a value: the first ones of the key
   static constexpr int kHeads = kHeadsArg;       // query heads per CTA
-  static constexpr int kSlots = 64;              // slots per KV block
+  static constexpr int kTileKeys = 64;           // keys of a tile: top-k entries of a KV block
   static constexpr int kTileColumns = 64;        // 16-bit elements in a 128-byte swizzled row
   static constexpr int kKeyTiles = kDQk / kTileColumns;
   static constexpr int kValueTiles = kDV / kTileColumns;
-  static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
+  static constexpr int kTileBytes = kTileKeys * static_cast<int>(kSwizzleRowBytes);
   static constexpr int kHeadTileBytes = kHeads * static_cast<int>(kSwizzleRowBytes);  // of Q and P
 
   // A KV block arrives in parts, so that the first products start before its last rows are in.
@@ -37,7 +37,7 @@ struct Sizes {
 template <int kDQk>
 struct ManyHeads : Sizes<kDQk, 64, false> {
   using Base = Sizes<kDQk, 64, false>;
-  static constexpr bool kFewHeads = false;
+  static constexpr bool kSmallHead = false;
   static constexpr int kBuffers = 2;                        // KV blocks in shared memory; block i lives in buffer i % 2
   static constexpr int kHalfTiles = Base::kValueTiles / 2;  // column tiles of the output that one consumer owns
   static constexpr int kLeftParts = 2;                      // parts that hold the left half of the value columns
@@ -45,7 +45,7 @@ struct ManyHeads : Sizes<kDQk, 64, false> {
   static constexpr int kWarpgroupRegisters =
       Base::kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
 
-  static_assert(Base::kHeads == Base::kSlots, "query, key and probability tiles share one size");
+  static_assert(Base::kHeads == Base::kTileKeys, "query, key and probability tiles share one size");
   static_assert(Base::part_begin(kLeftParts) == kHalfTiles, "parts must not straddle the halves that are freed");
   static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };
@@ -53,9 +53,9 @@ struct ManyHeads : Sizes<kDQk, 64, false> {
 // At most half as many heads as a wgmma has rows. Scores are padded to those rows, with Q in registers, which leaves
 // shared memory to three KV blocks; of the output, whose products read more of it, heads are the columns.
 template <int kDQk, int kHeads, bool kSplit>
-struct FewHeads : Sizes<kDQk, kHeads, kSplit> {
+struct SmallHead : Sizes<kDQk, kHeads, kSplit> {
   using Base = Sizes<kDQk, kHeads, kSplit>;
-  static constexpr bool kFewHeads = true;
+  static constexpr bool kSmallHead = true;
   static constexpr int kBuffers = 3;    // KV blocks, and before a query's first block its Q
   static constexpr int kHandovers = 2;  // places for P
   // Parts of a block whose scores are issued before the softmax of the block before it. With more of them tensor cores

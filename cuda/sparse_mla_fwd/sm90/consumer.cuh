@@ -12,12 +12,12 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-template <typename Config, typename Element, int kWho, bool kAnyScale>
+template <typename Config, typename Element, int kWarpgroupIdx, bool kAnyScale>
 struct Consumer {
   using Atom = sm90::Atoms<Element>;
-  static constexpr int kOther = 1 - kWho;
-  static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
-  static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
+  static constexpr int kOther = 1 - kWarpgroupIdx;
+  static constexpr int kSteps = Config::kTileKeys / 16;  // wgmma k steps in a block of entries
+  static constexpr int kScores = Config::kHeads * Config::kTileKeys / Config::kWarpgroup;
   static constexpr int kOutputs = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
 
   Storage<Config>& storage;
@@ -37,7 +37,7 @@ struct Consumer {
   float row_sum[2];
 
   bool coarse;    // whether the base of any row of the warp is
-  bool occupied;  // whether an own block of this query had a valid slot
+  bool occupied;  // whether an own block of this query had a valid entry
   uint32_t k_parity = 0;  // of the own buffer's next phase
   uint32_t p_parity = 0;  // of the other's next P
   uint32_t base_parity = 0;
@@ -66,10 +66,10 @@ struct Consumer {
   // as a wait and a fence cost as much as four products each, in which tensor cores have nothing of this warpgroup.
   __device__ __forceinline__ void await_part(int part, bool (&fenced)[Config::kParts]) {
     if (fenced[part]) return;
-    storage.full[kWho][part].wait(k_parity);
+    storage.full[kWarpgroupIdx][part].wait(k_parity);
 #pragma unroll
     for (int later = part + 1; later < Config::kParts; ++later) {
-      fenced[later] = has_completed(storage.full[kWho][later], k_parity);
+      fenced[later] = has_completed(storage.full[kWarpgroupIdx][later], k_parity);
     }
     fence_async_shared();
   }
@@ -77,9 +77,9 @@ struct Consumer {
   // Issues scores = Q K^T of the own block, as its columns arrive.
   __device__ __forceinline__ void issue_scores() {
     const uint64_t q = sm90::k_major_descriptor(smem_address(storage.q[0]));
-    const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[kWho][0]));
+    const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[kWarpgroupIdx][0]));
     bool fenced[Config::kParts] = {};
-    sm90::pin_registers(scores);
+    sm90::warpgroup_fence_operand(scores);
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
       await_part(part, fenced);
@@ -100,20 +100,21 @@ struct Consumer {
   // Waits for the scores; after the last ones of a query its Q may be replaced.
   __device__ __forceinline__ void finish_scores(bool last) {
     sm90::wgmma_wait<0>();
-    sm90::pin_registers(scores);
+    sm90::warpgroup_fence_operand(scores);
     k_parity ^= 1u;
     if (last) storage.q_free.arrive();
   }
 
   // Descriptor of the own value columns of the block in `buffer`.
   __device__ __forceinline__ uint64_t values(int buffer) const {
-    return sm90::mn_major_descriptor(smem_address(storage.k[buffer][kWho * Config::kHalfTiles]), Config::kTileBytes);
+    return sm90::mn_major_descriptor(smem_address(storage.k[buffer][kWarpgroupIdx * Config::kHalfTiles]),
+                                     Config::kTileBytes);
   }
 
   // Issues output += P V of the own block, P from registers.
   __device__ __forceinline__ void issue_own_values() {
-    const uint64_t v = values(kWho);
-    sm90::pin_registers(output);
+    const uint64_t v = values(kWarpgroupIdx);
+    sm90::warpgroup_fence_operand(output);
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -127,7 +128,7 @@ struct Consumer {
   __device__ __forceinline__ void issue_other_values() {
     const uint64_t p = sm90::k_major_descriptor(smem_address(storage.probabilities(kOther)));
     const uint64_t v = values(kOther);
-    sm90::pin_registers(output);
+    sm90::warpgroup_fence_operand(output);
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -140,8 +141,8 @@ struct Consumer {
   // Waits for all products; the columns of `buffer` that this consumer reads may then be refilled.
   __device__ __forceinline__ void finish_values(int buffer) {
     sm90::wgmma_wait<0>();
-    sm90::pin_registers(output);
-    storage.free[buffer][kWho].arrive();
+    sm90::warpgroup_fence_operand(output);
+    storage.free[buffer][kWarpgroupIdx].arrive();
   }
 
   // Whether a base is another than this consumer's for any row of the warp.
@@ -168,13 +169,13 @@ struct Consumer {
     for (int i = 0; i < kOutputs; ++i) output[i] *= factor[(i / 2) % 2];
   }
 
-  // Masks the scores of invalid slots and gives the maxima of this block, which also go into `row_max`.
+  // Masks the scores of invalid entries and gives the maxima of this block, which also go into `row_max`.
   __device__ __forceinline__ void mask_and_maxima(float (&block_max)[2]) {
     if constexpr (kAnyScale) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
     }
-    const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[kWho]);
+    const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[kWarpgroupIdx]);
     occupied |= valid != 0;
     if (valid != ~0ull) {
       const uint32_t low = static_cast<uint32_t>(valid) >> (2 * (lane % 4));
@@ -237,8 +238,8 @@ struct Consumer {
 
   __device__ __forceinline__ void share_base(const float (&new_base)[2]) {
     if (lane % 4 == 0) {
-      storage.base[kWho][row] = new_base[0];
-      storage.base[kWho][row + 8] = new_base[1];
+      storage.base[kWarpgroupIdx][row] = new_base[0];
+      storage.base[kWarpgroupIdx][row + 8] = new_base[1];
     }
   }
 
@@ -257,10 +258,10 @@ struct Consumer {
   // Hands P of the own block to the other consumer.
   __device__ __forceinline__ void publish() {
     // P0 may lie where keys lay: not before every warp's scores are done.
-    if constexpr (kWho == 0 && Storage<Config>::kHasRopeTile) {
+    if constexpr (kWarpgroupIdx == 0 && Storage<Config>::kHasRopeTile) {
       named_barrier_sync(kKeysRead, Config::kWarpgroup);
     }
-    const uint32_t address = smem_address(storage.probabilities(kWho));
+    const uint32_t address = smem_address(storage.probabilities(kWarpgroupIdx));
     const uint32_t matrix_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -268,7 +269,7 @@ struct Consumer {
       store_matrix_x4(address + swizzle_128(matrix_row, step * 2 + lane / 16), p[0], p[1], p[2], p[3]);
     }
     fence_async_shared();
-    storage.p_ready[kWho].arrive();
+    storage.p_ready[kWarpgroupIdx].arrive();
   }
 
   __device__ __forceinline__ void wait_for_other_probabilities() {
@@ -296,7 +297,7 @@ struct Consumer {
   __device__ __forceinline__ void first_of_pair(bool last) {
     float new_base[2];
     first_block(last);
-    finish_values(kWho);
+    finish_values(kWarpgroupIdx);
     wait_for_other_probabilities();
     read_base(new_base);
     move_base(new_base);
@@ -323,14 +324,14 @@ struct Consumer {
     if (moved) move_base(new_base);
     add_sums(block_sum);
     issue_own_values();
-    finish_values(kWho);
+    finish_values(kWarpgroupIdx);
   }
 
   // The last block when it has no partner. It belongs to consumer 0.
   __device__ __forceinline__ void single_block() {
-    if constexpr (kWho == 0) {
+    if constexpr (kWarpgroupIdx == 0) {
       first_block(true);
-      finish_values(kWho);
+      finish_values(kWarpgroupIdx);
     } else {
       float new_base[2];
       wait_for_other_base(new_base);
@@ -353,10 +354,10 @@ struct Consumer {
     const int32_t blocks = storage.blocks;
     const bool single = blocks % 2 != 0;
     // Scores that this consumer multiplies last, or never: then Q is free at once.
-    const int last_pair = kWho == 0 && single ? -1 : blocks / 2 - 1;
-    if (blocks < 1 + kWho) storage.q_free.arrive();
+    const int last_pair = kWarpgroupIdx == 0 && single ? -1 : blocks / 2 - 1;
+    if (blocks < 1 + kWarpgroupIdx) storage.q_free.arrive();
     for (int pair = 0; pair < blocks / 2; ++pair) {
-      if constexpr (kWho == 0) {
+      if constexpr (kWarpgroupIdx == 0) {
         first_of_pair(pair == last_pair);
       } else {
         second_of_pair(pair == last_pair);

@@ -7,10 +7,10 @@
 namespace cupymla::sparse_mla_fwd {
 
 // First consumer 1's row statistics reach consumer 0, then the other way round.
-template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kWho, kAnyScale>& consumer) {
+template <typename Config, typename Element, int kWarpgroupIdx, bool kAnyScale>
+__device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kWarpgroupIdx, kAnyScale>& consumer) {
   auto& ready = consumer.storage.statistics_ready;
-  if constexpr (kWho == 0) {
+  if constexpr (kWarpgroupIdx == 0) {
     ready[1].wait(consumer.q_parity);
     ready[0].arrive();
   } else {
@@ -20,8 +20,8 @@ __device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kW
 }
 
 // Statistics of this thread's two rows over both consumers' blocks. Each consumer has then finished all its products.
-template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void join_statistics(Consumer<Config, Element, kWho, kAnyScale>& consumer,
+template <typename Config, typename Element, int kWarpgroupIdx, bool kAnyScale>
+__device__ __forceinline__ void join_statistics(Consumer<Config, Element, kWarpgroupIdx, kAnyScale>& consumer,
                                                 RowStatistics (&joined)[2]) {
   auto& storage = consumer.storage;
   const int quad_lane = consumer.lane % 4;
@@ -32,25 +32,25 @@ __device__ __forceinline__ void join_statistics(Consumer<Config, Element, kWho, 
   for (int r = 0; r < 2; ++r) {
     own_sum[r] = quad_sum(consumer.row_sum[r]);
     if (quad_lane == 0) {
-      row_sum[kWho][consumer.row + 8 * r] = own_sum[r];
-      row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
+      row_sum[kWarpgroupIdx][consumer.row + 8 * r] = own_sum[r];
+      row_max[kWarpgroupIdx][consumer.row + 8 * r] = consumer.row_max[r];
     }
   }
   auto& occupied = storage.occupied[consumer.q_parity];
-  if (consumer.warp == 0 && consumer.lane == 0) occupied[kWho] = consumer.occupied;
+  if (consumer.warp == 0 && consumer.lane == 0) occupied[kWarpgroupIdx] = consumer.occupied;
   exchange_statistics(consumer);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = consumer.row + 8 * r;
-    joined[r] = {consumer.base[r], max_nan(consumer.row_max[r], row_max[1 - kWho][row]),
-                 own_sum[r] + row_sum[1 - kWho][row], consumer.occupied || occupied[1 - kWho]};
+    joined[r] = {consumer.base[r], max_nan(consumer.row_max[r], row_max[1 - kWarpgroupIdx][row]),
+                 own_sum[r] + row_sum[1 - kWarpgroupIdx][row], consumer.occupied || occupied[1 - kWarpgroupIdx]};
   }
 }
 
 // Each thread has two neighbouring columns of every eight in its rows. The four lanes of a row exchange them so that
 // each stores sixteen bytes, and the quad 64 bytes side by side.
-template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAnyScale>& consumer,
+template <typename Config, typename Element, int kWarpgroupIdx, bool kAnyScale>
+__device__ __forceinline__ void store_output(Consumer<Config, Element, kWarpgroupIdx, kAnyScale>& consumer,
                                              const Query& query) {
   RowStatistics rows[2];
   join_statistics(consumer, rows);
@@ -59,12 +59,12 @@ __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAn
   auto& output = consumer.output;
   const int quad_lane = consumer.lane % 4;
   uint8_t* base = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
-                  kWho * Config::kDV + quad_lane * 16;
+                  kWarpgroupIdx * Config::kDV + quad_lane * 16;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = consumer.first_head + consumer.row + 8 * r;
     const float factor = output_factor(params, head, rows[r], 0.f);
-    if (kWho == 0 && quad_lane == 0 && head < params.h_q) store_statistics(params, query, head, rows[r]);
+    if (kWarpgroupIdx == 0 && quad_lane == 0 && head < params.h_q) store_statistics(params, query, head, rows[r]);
     uint8_t* line = base + head * params.out_head_bytes;
 #pragma unroll
     for (int quad = 0; quad < Config::kDV / 2 / 32; ++quad) {

@@ -1,7 +1,7 @@
-// Where the CTAs of a cluster share the slots of a query, which CTAs of few heads do: their outputs and statistics
-// become one, each brought to the largest base. A CTA leaves what it has in its own shared memory and then finishes
-// some of the heads, reading what the others left. Sums run over the CTAs in their order, so the result is the same
-// every time.
+// Where the CTAs of a cluster share the entries of a query, which the small-head variant does: their outputs and
+// statistics become one, each brought to the largest base. A CTA leaves what it has in its own shared memory and then
+// finishes some of the heads, reading what the others left. Sums run over the CTAs in their order, so the result is the
+// same every time.
 #pragma once
 
 #include "../../common/cluster.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ Leavings<Config>& leavings(Storage<Config>& storage) 
   return *reinterpret_cast<Leavings<Config>*>(&storage);
 }
 
-// Of a CTA whose slots all score -inf, or that has none, the output is 0 times what its values are.
+// Of a CTA whose entries all score -inf, or that has none, the output is 0 times what its values are.
 __device__ __forceinline__ float part_weight(float part_base, float base) { return base_factor(part_base, base); }
 
 // Base, maximum and occupied over the lanes of a warp; no sum yet.
@@ -40,10 +40,10 @@ __device__ __forceinline__ RowStatistics join_bases_of_warp(const RowStatistics&
   return joined;
 }
 
-// What the threads of consumer `who` do once they have left theirs: they finish every so many of the heads.
+// What the threads of consumer `warpgroup_idx` do once they have left theirs: they finish every so many of the heads.
 template <typename Element, typename Config>
 __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Parameters& params, const Query& query,
-                                            const Share<Config>& share, int who) {
+                                            const WorkAssignment<Config>& work, int warpgroup_idx) {
   constexpr int kColumns = 4;  // of a thread
   constexpr int kRowThreads = Config::kDV / kColumns;
   static_assert(kRowThreads == Config::kWarpgroup, "each consumer finishes a row at a time");
@@ -56,9 +56,9 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
   const auto& left = leavings(storage);
   const int column = threadIdx.x % Config::kWarpgroup * kColumns;
   static_assert(Config::kMaxCluster <= 32, "a lane for each part's statistics");
-  const uint32_t lane_part = min(threadIdx.x % 32, share.parts - 1);
-  for (int row = share.part + who * share.parts; row < Config::kHeads; row += Config::kConsumers * share.parts) {
-    const int head = share.first_head + row;
+  const uint32_t lane_part = min(threadIdx.x % 32, work.parts - 1);
+  for (int row = work.part + warpgroup_idx * work.parts; row < Config::kHeads; row += Config::kConsumers * work.parts) {
+    const int head = work.first_head + row;
     if (head >= params.h_q) break;
 
     // A lane for each part: read one after another their statistics would take a way to another SM each.
@@ -67,15 +67,15 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
     const float own_weight = part_weight(own.base, merged.base);
     const uint32_t address = smem_address(&left.output[row][column]);
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (uint32_t first = 0; first < share.parts; first += kBatch) {
+    for (uint32_t first = 0; first < work.parts; first += kBatch) {
       float4 values[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < share.parts) values[i] = cluster_load_float4(cluster_address(address, first + i));
+        if (first + i < work.parts) values[i] = cluster_load_float4(cluster_address(address, first + i));
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < share.parts) {
+        if (first + i < work.parts) {
           const float weight = __shfl_sync(0xffffffffu, own_weight, first + i);
           merged.sum = fmaf(weight, __shfl_sync(0xffffffffu, own.sum, first + i), merged.sum);
           sum.x = fmaf(weight, values[i].x, sum.x);

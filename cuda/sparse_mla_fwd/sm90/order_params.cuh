@@ -1,4 +1,4 @@
-// Parameter record of stage `order`. Its Python twin is `OrderParameters` in cupymla/ops/sparse_mla_fwd/order.py; the
+// Parameter record of stage `order`. Python mirrors it as `OrderParameters` in cupymla/ops/sparse_mla_fwd/order.py; the
 // sizes are compared when a call is bound, the fields by the tests.
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace cupymla::sparse_mla_fwd {
 
 constexpr int kMaxOrderTokens = 1 << 18;  // of a batch entry
-constexpr int kMaxOrderSlots = 4096;      // of a query
+constexpr int kMaxOrderEntries = 4096;    // of a query
 
 struct OrderParameters {
   const int32_t* indices;      // [batch, s_q, topk]

@@ -1,5 +1,5 @@
-// Parameter record of the sm_90a kernel. Its Python twin is `Parameters` in cupymla/ops/sparse_mla_fwd/binding.py; the
-// sizes are compared when a call is bound, the fields by the tests.
+// Parameter record of the sm_90a kernel. Python mirrors it as `Parameters` in cupymla/ops/sparse_mla_fwd/binding.py;
+// the sizes are compared when a call is bound, the fields by the tests.
 #pragma once
 
 #include "../../common/types.cuh"

@@ -1,12 +1,13 @@
 // Sparse MLA attention, forward, for Hopper: a CTA takes a block of heads of one or several queries. The pipeline
-// and the barriers are drawn in storage.cuh and few_heads_storage.cuh, the mathematics are in
-// cupymla/ops/sparse_mla_fwd/README.md. And the stage ahead of it that puts slots into the order of tokens.
+// and the barriers are drawn in storage.cuh and small_head_storage.cuh, the mathematics are in
+// cupymla/ops/sparse_mla_fwd/README.md. And the pre-processing kernel `order`, which puts entries into the order of
+// tokens.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
-#include "few_heads_scores.cuh"
-#include "few_heads_values.cuh"
+#include "small_head_scores.cuh"
+#include "small_head_values.cuh"
 #include "merge.cuh"
 #include "producer.cuh"
 #include "token_order.cuh"
@@ -17,9 +18,9 @@
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: heads of a CTA, 64 (many) or 32 or 16 (few). CUPYMLA_FP16: 1 for fp16, 0
 // for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which costs a multiplication per score;
-// 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster, of few heads, share the slots
-// of one query.
-// CUPYMLA_STAGE: 0 for the attention, 1 for the stage ahead of it, which depends on none of the others.
+// 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster of the small-head variant
+// share the entries of one query.
+// CUPYMLA_STAGE: 0 for the attention, 1 for `order`, its pre-processing kernel, which depends on none of the others.
 
 namespace cupymla::sparse_mla_fwd {
 
@@ -27,19 +28,19 @@ namespace cupymla::sparse_mla_fwd {
 static_assert(!CUPYMLA_SPLIT, "few heads have less to merge");
 using ThisConfig = ManyHeads<CUPYMLA_D_QK>;
 #else
-using ThisConfig = FewHeads<CUPYMLA_D_QK, CUPYMLA_HEADS, CUPYMLA_SPLIT>;
+using ThisConfig = SmallHead<CUPYMLA_D_QK, CUPYMLA_HEADS, CUPYMLA_SPLIT>;
 #endif
 using ThisStorage = Storage<ThisConfig>;
 
-// Half of the work where heads are few.
-template <int kWho, typename Half, typename Config>
-__device__ __forceinline__ void finish_queries(Half& half, const Share<Config>& share) {
-  for (uint32_t token = share.token; token < share.end; ++token) {
+// Half of the work of the small-head variant.
+template <int kWarpgroupIdx, typename Half, typename Config>
+__device__ __forceinline__ void finish_queries(Half& half, const WorkAssignment<Config>& work) {
+  for (uint32_t token = work.token; token < work.end; ++token) {
     half.accumulate();
     const Query query(half.params, token);
     if constexpr (Config::kSplit) {
       half.leave();
-      merge_parts<Element>(half.storage, half.params, query, share, kWho);
+      merge_parts<Element>(half.storage, half.params, query, work, kWarpgroupIdx);
     } else {
       half.store_result(query);
     }
@@ -48,22 +49,22 @@ __device__ __forceinline__ void finish_queries(Half& half, const Share<Config>& 
 
 // Where heads are many both consumers do the same work, where they are few the first has the scores, the second the
 // values.
-template <typename Config, int kWho>
+template <typename Config, int kWarpgroupIdx>
 __device__ __forceinline__ void consume(Storage<Config>& storage, const Parameters& params) {
-  const Share<Config> share(params);
-  if constexpr (!Config::kFewHeads) {
-    Consumer<Config, Element, kWho, CUPYMLA_ANY_SCALE> consumer(storage, params, share.first_head);
-    for (uint32_t token = share.token; token < share.end; ++token) {
+  const WorkAssignment<Config> work(params);
+  if constexpr (!Config::kSmallHead) {
+    Consumer<Config, Element, kWarpgroupIdx, CUPYMLA_ANY_SCALE> consumer(storage, params, work.first_head);
+    for (uint32_t token = work.token; token < work.end; ++token) {
       consumer.accumulate();
       store_output(consumer, Query(params, token));
       consumer.q_parity ^= 1u;
     }
-  } else if constexpr (kWho == 0) {
-    Scores<Config, Element, CUPYMLA_ANY_SCALE> scores(storage, params, share.first_head);
-    finish_queries<kWho>(scores, share);
+  } else if constexpr (kWarpgroupIdx == 0) {
+    Scores<Config, Element, CUPYMLA_ANY_SCALE> scores(storage, params, work.first_head);
+    finish_queries<kWarpgroupIdx>(scores, work);
   } else {
-    Values<Config, Element> values(storage, params, share.first_head);
-    finish_queries<kWho>(values, share);
+    Values<Config, Element> values(storage, params, work.first_head);
+    finish_queries<kWarpgroupIdx>(values, work);
   }
 }
 
@@ -108,13 +109,13 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == 2) {
-    registers_give_back<ThisConfig::kProducerRegisters>();
-    Producer<ThisConfig>(storage, params, q_map).run(Share<ThisConfig>(params));
+    warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
+    Producer<ThisConfig>(storage, params, q_map).run(WorkAssignment<ThisConfig>(params));
   } else if (warpgroup == 0) {
-    registers_take<ThisConfig::kConsumerRegisters[0]>();
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters[0]>();
     consume<ThisConfig, 0>(storage, params);
   } else {
-    registers_take<ThisConfig::kConsumerRegisters[1]>();
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters[1]>();
     consume<ThisConfig, 1>(storage, params);
   }
 }

@@ -1,4 +1,4 @@
-// Shared memory and barriers where heads are many; few_heads_storage.cuh has those where they are few.
+// Shared memory and barriers where heads are many; small_head_storage.cuh has those where they are few.
 //
 // barrier            | arrivals                                | who waits     | what it says
 // -------------------+-----------------------------------------+---------------+--------------------------------------
@@ -13,7 +13,7 @@
 // p_ready[w]         | 128 consumer w                          | the other     | P of w's block is out, and its base
 // statistics_ready[w]| 128 consumer w                          | the other     | row statistics of w are out
 // named 1            | 128 consumer 0                          | consumer 0    | all its warps have read their keys
-// named 2            | 128 producers                           | producers     | valid slots of the query are counted
+// named 2            | 128 producers                           | producers     | valid entries of the query are counted
 //
 // Every thread arrives for itself. One lane for its warp, behind a __syncwarp, was 3% slower (2026-11-21, H200).
 //
@@ -59,14 +59,14 @@ struct alignas(1024) Storage {
   float row_max[2][Config::kConsumers][Config::kHeads];
   float row_sum[2][Config::kConsumers][Config::kHeads];
   bool occupied[2][Config::kConsumers];
-  // One bit per slot of a block; a consumer reads a buffer's four words as one of 64 bits.
-  alignas(8) uint16_t valid[Config::kBuffers][Config::kSlots / 16];
+  // One bit per entry of a block; a consumer reads a buffer's four words as one of 64 bits.
+  alignas(8) uint16_t valid[Config::kBuffers][Config::kTileKeys / 16];
 
   int32_t blocks;  // of this query, for the consumers
-  // Valid slots that each producer warp counted; two sets, as a warp may count for the next query while another still
+  // Valid entries that each producer warp counted; two sets, as a warp may count for the next query while another still
   // adds up this one's.
   int32_t counts[2][4];
-  int32_t tokens[4][Config::kSlots / 4];  // of the warps' next slots, where valid slots have gaps between them
+  int32_t tokens[4][Config::kTileKeys / 4];  // of the warps' next entries, where valid entries have gaps between them
 
   Mbarrier q_full;
   Mbarrier q_free;

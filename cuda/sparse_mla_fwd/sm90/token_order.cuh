@@ -1,8 +1,8 @@
-// Stage `order`: lists the tokens of each query's valid slots in ascending order, for the attention behind it to take
+// Stage `order`: lists the tokens of each query's valid entries in ascending order, for the attention behind it to take
 // in the place of indices and lengths. Queries that began together are then at about the same tokens at any time, and
 // find each other's rows in L2. A CTA to a query.
 //
-// A bit for each token says which are named. Tokens ahead of each word's first are counted, so that every slot knows
+// A bit for each token says which are named. Tokens ahead of each word's first are counted, so that every entry knows
 // its token's place: nothing is sorted. Instructions and banks bind this stage (README.md), hence words in fours, a
 // thread's neighbours so far apart that a warp's are in different banks, and no loop over bits.
 #pragma once
@@ -20,15 +20,15 @@ constexpr int kOrderWordBytes = sizeof(uint32_t) + sizeof(uint16_t);
 constexpr int kOrderWordGroup = 4 * kOrderThreads;
 
 struct alignas(16) OrderStorage {
-  // From the first entry on, tokens in order; from the last one backwards, those of slots that named a token after
-  // another slot had, in the order of chance.
-  int32_t list[kMaxOrderSlots];
+  // From the first entry on, tokens in order; from the last one backwards, those of entries that named a token after
+  // another entry had, in the order of chance.
+  int32_t list[kMaxOrderEntries];
   uint32_t warp_tokens[kOrderWarps];  // tokens in the words of each warp's threads
   int32_t again;                      // how many tokens were named again
 };
 
 struct TokenOrder {
-  static constexpr int kOwn = kMaxOrderSlots / kOrderThreads;  // slots of a thread
+  static constexpr int kOwn = kMaxOrderEntries / kOrderThreads;  // entries of a thread
 
   OrderStorage& storage;
   const OrderParameters& params;
@@ -36,7 +36,7 @@ struct TokenOrder {
   const int fours_log2;    // of words that a thread has, which hold the bits of neighbouring tokens
   uint32_t* const named;   // bits of tokens
   uint16_t* const before;  // of each word: tokens ahead of it
-  int32_t tokens[kOwn];    // of this thread's slots, -1 where there is none or it is not valid
+  int32_t tokens[kOwn];    // of this thread's entries, -1 where there is none or it is not valid
   uint32_t is_again = 0;   // a bit for each of them
 
   __device__ __forceinline__ TokenOrder(OrderStorage& storage, const OrderParameters& params)
@@ -62,7 +62,7 @@ struct TokenOrder {
       reinterpret_cast<uint4*>(named)[own * kOrderThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
     }
     if (threadIdx.x == 0) storage.again = 0;
-    read_slots();
+    read_entries();
     __syncthreads();
     name_tokens();
     __syncthreads();
@@ -75,17 +75,17 @@ struct TokenOrder {
     write_list(count);
   }
 
-  // Every slot once: what another kernel writes to indices or lengths meanwhile changes which tokens are listed, not
-  // where, and each slot gives one entry at most.
-  __device__ __forceinline__ void read_slots() {
+  // Every entry once: what another kernel writes to indices or lengths meanwhile changes which tokens are listed, not
+  // where, and each entry gives one entry at most.
+  __device__ __forceinline__ void read_entries() {
     const SparseQuery<64> query(params, blockIdx.x);
     const int32_t* const indices =
         params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       if (i * kOrderThreads >= params.topk) break;
-      const int32_t slot = i * kOrderThreads + static_cast<int32_t>(threadIdx.x);
-      tokens[i] = slot < query.slots ? __ldg(indices + slot) : -1;
+      const int32_t entry = i * kOrderThreads + static_cast<int32_t>(threadIdx.x);
+      tokens[i] = entry < query.entries ? __ldg(indices + entry) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -102,7 +102,7 @@ struct TokenOrder {
       const uint32_t bit = 1u << tokens[i] % 32;
       if ((atomicOr(named + word_of(tokens[i]), bit) & bit) != 0) {
         is_again |= 1u << i;
-        storage.list[kMaxOrderSlots - 1 - atomicAdd(&storage.again, 1)] = tokens[i];
+        storage.list[kMaxOrderEntries - 1 - atomicAdd(&storage.again, 1)] = tokens[i];
       }
     }
   }
@@ -154,7 +154,7 @@ struct TokenOrder {
     int32_t* const list = params.lists + static_cast<int64_t>(blockIdx.x) * params.topk;
     const int32_t thread = static_cast<int32_t>(threadIdx.x), again = storage.again;
     for (int32_t place = thread; place < count; place += kOrderThreads) list[place] = storage.list[place];
-    const int32_t* const named_again = storage.list + kMaxOrderSlots - again;
+    const int32_t* const named_again = storage.list + kMaxOrderEntries - again;
     for (int32_t own = thread; own < again; own += kOrderThreads) {
       const int32_t token = named_again[own];
       int32_t place = count;

@@ -1,4 +1,4 @@
-// Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/topk/cuda.py; the sizes are compared
+// Parameter record of the kernel. Python mirrors it as `Parameters` in cupymla/ops/topk/cuda.py; the sizes are compared
 // when a call is bound, the fields by the tests.
 #pragma once
 

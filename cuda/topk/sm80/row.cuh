@@ -15,10 +15,11 @@ struct Row {
   int32_t groups;       // that have visible columns
   int32_t offset;       // the first column of group 0, from -7 to 0
 
-  __device__ __forceinline__ Row(const Parameters& params, int64_t batch, int64_t row) {
+  // `limit`: no column from there on is visible.
+  __device__ __forceinline__ Row(const Parameters& params, int64_t batch, int64_t row, int32_t limit) {
     scores = reinterpret_cast<const Bits*>(params.scores) + batch * params.scores_batch + row * params.scores_row;
     begin = 0;
-    end = params.columns;
+    end = limit;
     if (params.starts != nullptr) begin = clamped(params.starts[batch * params.starts_batch + row * params.starts_row]);
     if (params.ends != nullptr) end = min(end, clamped(params.ends[batch * params.ends_batch + row * params.ends_row]));
     begin = min(begin, end);

@@ -17,11 +17,11 @@ constexpr uint32_t kMaxCtas = kSetCounters / 3;
 constexpr uint32_t kArrivalsBytes = 4 * (4 + 2 * kSetCounters);
 static_assert(kMaxCtas <= kRound);
 
-__device__ __forceinline__ uint32_t* counter_set(uint32_t* arrivals, uint32_t turn) {
-  return arrivals + 4 + turn % 2 * kSetCounters;
+__device__ __forceinline__ uint32_t* counter_set(uint32_t* arrivals, uint32_t launch) {
+  return arrivals + 4 + launch % 2 * kSetCounters;
 }
 
-// By one thread of each CTA, once: asks whose turn it is, which `turn_of` tells from what comes. What the others of
+// By one thread of each CTA, once: asks whose turn it is, which `launch_of` tells from what comes. What the others of
 // this launch have added does not matter: it is less than kRound until this CTA adds its part.
 __device__ __forceinline__ uint32_t take_turn(uint32_t* arrivals) {
   const uint32_t found = load_relaxed(arrivals);
@@ -29,11 +29,11 @@ __device__ __forceinline__ uint32_t take_turn(uint32_t* arrivals) {
   return found;
 }
 
-__device__ __forceinline__ uint32_t turn_of(uint32_t found) { return found / kRound; }
+__device__ __forceinline__ uint32_t launch_of(uint32_t found) { return found / kRound; }
 
 // By a warp of each CTA: the counters of the next launch.
-__device__ __forceinline__ void clear_next_set(uint32_t* arrivals, uint32_t turn) {
-  uint4* const next = reinterpret_cast<uint4*>(counter_set(arrivals, turn + 1));
+__device__ __forceinline__ void clear_next_set(uint32_t* arrivals, uint32_t launch) {
+  uint4* const next = reinterpret_cast<uint4*>(counter_set(arrivals, launch + 1));
   for (uint32_t place = blockIdx.x * 32 + threadIdx.x % 32; place < kSetCounters / 4; place += gridDim.x * 32) {
     next[place] = uint4{};
   }

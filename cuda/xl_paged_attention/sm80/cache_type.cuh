@@ -1,8 +1,8 @@
-// The cache's dtype, which a kernel is compiled for (twin: `CACHE_CODE` in cupymla/ops/xl_paged_attention/plan.py).
+// The cache's dtype, which a kernel is compiled for (mirrored: `CACHE_CODE` in cupymla/ops/xl_paged_attention/plan.py).
 // CUPYMLA_CACHE: 0 for the query's, 43 for e4m3, 52 for e5m2.
 #pragma once
 
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 #include "query_type.cuh"
 
 namespace cupymla::xl_paged_attention {

@@ -2,7 +2,7 @@
 #pragma once
 
 
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 
 namespace cupymla::xl_paged_attention {
 

@@ -176,7 +176,7 @@ template <typename Config>
 struct Feeder {
   const Parameters& params;
   const Line<Config>& line;
-  Walk<Config> walk;
+  SegmentIterator<Config> iterator;
   SegmentSource segment;
   TileSource<Config> next;   // of the tile to copy next
   int32_t tile;
@@ -185,12 +185,12 @@ struct Feeder {
   uint32_t existing_of = 0;  // lane s holds the tokens that exist in stage s
 
   __device__ __forceinline__ Feeder(const Parameters& params, const Line<Config>& line,
-                                    const Walk<Config>& start, uint32_t ring)
-      : params(params), line(line), walk(start), segment(params, start.segment), ring(ring) {
-    tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
+                                    const SegmentIterator<Config>& start, uint32_t ring)
+      : params(params), line(line), iterator(start), segment(params, start.segment), ring(ring) {
+    tile = iterator.segment.first + static_cast<int32_t>(threadIdx.x / 32);
     // Elsewhere `begin_segment` comes behind the load of the first table entry. Large fp8 heads spill then.
     if constexpr (!Config::kAskEarly) {
-      if (walk.any()) begin_segment();
+      if (iterator.any()) begin_segment();
     }
     settle();
   }
@@ -199,7 +199,7 @@ struct Feeder {
   __device__ __forceinline__ void begin_segment() {
     constexpr int kLine = 128;
     const int lane = threadIdx.x % 32;
-    const Segment& now = walk.segment;
+    const Segment& now = iterator.segment;
     const int32_t row = lane % Config::kRows;
     if (row >= now.rows) return;
     const int32_t head = now.first_head + row;
@@ -217,16 +217,16 @@ struct Feeder {
 
   // Moves on to the segment that holds this warp's next tile, and asks for its block-table entries.
   __device__ __forceinline__ void settle() {
-    if (walk.any() && tile >= walk.segment.end) {
+    if (iterator.any() && tile >= iterator.segment.end) {
       do {
-        walk.next(line);
-        tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
-      } while (walk.any() && tile >= walk.segment.end);
-      segment = SegmentSource(params, walk.segment);
-      if (walk.any()) begin_segment();
+        iterator.next(line);
+        tile = iterator.segment.first + static_cast<int32_t>(threadIdx.x / 32);
+      } while (iterator.any() && tile >= iterator.segment.end);
+      segment = SegmentSource(params, iterator.segment);
+      if (iterator.any()) begin_segment();
     }
-    more = walk.any();
-    if (more) next.prepare(params, segment, walk.segment.count, tile);
+    more = iterator.any();
+    if (more) next.prepare(params, segment, iterator.segment.count, tile);
   }
 
   // Starts the copies of the next tile into `stage`, as one group; an empty group where no tile is left.

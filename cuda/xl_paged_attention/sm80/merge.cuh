@@ -1,7 +1,7 @@
 // The end of a segment: the warps' results become one, and where the unit is spread over several CTAs, theirs do.
 //
-// A CTA that has only a part of a unit leaves it in one of its two slots of `partials`: slot 0 if the part is the
-// first segment of the CTA, slot 1 if it is the last (it can be no other). A slot holds, for each row, head_size
+// A CTA that has only a part of a unit leaves it in one of its two buffers of `partials`: buffer 0 if the part is the
+// first segment of the CTA, buffer 1 if it is the last (it can be no other). A buffer holds, for each row, head_size
 // unnormalised sums, then maximum and sum of the row. The CTA that arrives last puts the parts together in the order
 // of the CTAs, so the result does not depend on who that was. What it reads is ordered by the counter: the writes of a
 // CTA come before its thread 0's arrival, by the barrier between them, and the last arrival before the reads.
@@ -20,7 +20,7 @@ struct Merge {
   using Query = typename Config::Query;
   static constexpr int kHeadSize = Config::kHeadSize;
   static constexpr int kRows = Config::kRows;
-  static constexpr int kSlotFloats = kRows * (kHeadSize + 2);
+  static constexpr int kBufferFloats = kRows * (kHeadSize + 2);
   static constexpr int kBatch = Config::kMergeBatch;  // loads that a thread has under way when it puts parts together
   static constexpr int kGroup = 12;  // parts that are put together at once: 144 CTAs take two levels of one batch
   // Where every thread has one vector of a part, more parts at once cost less than another level. A lane for each.
@@ -84,8 +84,8 @@ struct Merge {
     return params.v_scales != nullptr ? params.v_scales[segment.kv_head * params.v_scales_head] : params.v_scale;
   }
 
-  __device__ __forceinline__ float* slot(uint32_t cta, bool is_first) const {
-    return params.partials + (2 * static_cast<int64_t>(cta) + (is_first ? 0 : 1)) * kSlotFloats;
+  __device__ __forceinline__ float* buffer(uint32_t cta, bool is_first) const {
+    return params.partials + (2 * static_cast<int64_t>(cta) + (is_first ? 0 : 1)) * kBufferFloats;
   }
 
   // The largest of a row's scores in this CTA.
@@ -125,7 +125,7 @@ struct Merge {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = segment.rows;
     const bool whole = segment.whole();
-    float* const partial = slot(blockIdx.x, is_first);
+    float* const partial = buffer(blockIdx.x, is_first);
     if (warp == kWarps - 1) merge_statistics(whole, partial);
     const float scale = v_scale();
     constexpr int kAllColumns = round_up(kHeadSize, 16);
@@ -188,25 +188,25 @@ struct Merge {
 
   // What CTAs have left of a unit, those at equal distances. All CTAs but the unit's first begin with it.
   struct Parts {
-    float* slots;  // the first one's CTA's
-    int shift;     // floats from there to its part: to slot 1 if it does not begin with the unit
-    int step;      // floats from one CTA's slots to those of the next
+    float* buffers;  // the first one's CTA's
+    int shift;     // floats from there to its part: to buffer 1 if it does not begin with the unit
+    int step;      // floats from one CTA's buffers to those of the next
 
-    __device__ __forceinline__ float* operator[](int part) const { return part == 0 ? slots + shift : later(part); }
+    __device__ __forceinline__ float* operator[](int part) const { return part == 0 ? buffers + shift : later(part); }
     // Any but the first.
-    __device__ __forceinline__ float* later(int part) const { return slots + part * step; }
+    __device__ __forceinline__ float* later(int part) const { return buffers + part * step; }
   };
 
   // The last CTA to arrive puts the parts together. Many parts are first put together in groups, each by the last of
-  // its CTAs, in the slot of the group's first: what one CTA reads alone, and waits for, stays short. `Units.merging`
+  // its CTAs, in the buffer of the group's first: what one CTA reads alone, and waits for, stays short. `Units.merging`
   // in plan.py follows this.
   __device__ __forceinline__ void merge(float scale) const {
     const Spread& spread = storage.spread;
     // A CTA is the first of one unit at most, and a later one of one unit at most.
     uint32_t* const unit_counter =
-        counter_set(params.arrivals, storage.turn) + 3 * static_cast<int64_t>(spread.first_cta);
-    const int first = spread.first, first_shift = spread.begins_with_it ? 0 : kSlotFloats;
-    Parts left{slot(spread.first_cta + first, true), first == 0 ? first_shift : 0, 2 * kSlotFloats};
+        counter_set(params.arrivals, storage.launch) + 3 * static_cast<int64_t>(spread.first_cta);
+    const int first = spread.first, first_shift = spread.begins_with_it ? 0 : kBufferFloats;
+    Parts left{buffer(spread.first_cta + first, true), first == 0 ? first_shift : 0, 2 * kBufferFloats};
     uint32_t* counter = first == 0 ? unit_counter + 1 : unit_counter + 3 * static_cast<int64_t>(first) + 2;
     bool is_result = spread.groups == 1;
     int members = min(spread.group, spread.parts - first);
@@ -215,7 +215,7 @@ struct Merge {
       if (is_result) break;
       is_result = true;
       members = spread.groups;
-      left = {slot(spread.first_cta, true), first_shift, spread.group * 2 * kSlotFloats};
+      left = {buffer(spread.first_cta, true), first_shift, spread.group * 2 * kBufferFloats};
       counter = unit_counter;
     }
   }

@@ -1,5 +1,5 @@
-// Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/xl_paged_attention/cuda.py; the sizes
-// are compared when a call is bound, the fields by the tests.
+// Parameter record of the kernel. Python mirrors it as `Parameters` in cupymla/ops/xl_paged_attention/cuda.py; the
+// sizes are compared when a call is bound, the fields by the tests.
 #pragma once
 
 #include "../../common/types.cuh"
@@ -24,7 +24,7 @@ struct Parameters {
   const float* v_scales;        // [num_kv_heads] or null
   uint8_t* out;                 // [num_seqs, num_heads, head_size]
   float* lse;                   // [num_seqs, num_heads] or null
-  float* partials;              // two slots for each CTA: see merge.cuh
+  float* partials;              // two buffers for each CTA: see merge.cuh
   uint32_t* arrivals;           // counters: see arrivals.cuh
 
   // Strides: in bytes where the name says so, in elements elsewhere.

@@ -4,7 +4,7 @@
 // 32nd channel and goes through the keys. What hides the latency is the number of warps.
 #pragma once
 
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 #include "bias.cuh"
 #include "storage.cuh"
 #include "weights.cuh"
@@ -38,7 +38,7 @@ struct PlainEngine {
   float row_max[kRows], row_sum[kRows];  // sums are this lane's part
 
   __device__ __forceinline__ PlainEngine(const Parameters& params, Storage<Config>& storage,
-                                         const Line<Config>&, const Walk<Config>&)
+                                         const Line<Config>&, const SegmentIterator<Config>&)
       : params(params), storage(storage) {}
 
   __device__ __forceinline__ void ask_query_early(const Segment&) {}

@@ -1,4 +1,4 @@
-// The query's dtype, which a kernel is compiled for (twin: `QUERY_CODE` in cupymla/ops/xl_paged_attention/plan.py).
+// The query's dtype, which a kernel is compiled for (mirrored: `QUERY_CODE` in cupymla/ops/xl_paged_attention/plan.py).
 // CUPYMLA_QUERY: 32 for fp32, 16 for fp16, 0 for bf16.
 #pragma once
 

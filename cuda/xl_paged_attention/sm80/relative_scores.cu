@@ -1,5 +1,5 @@
 // scores[s, h, d] = (q[s, h] + v[h]) . pos_emb[d, h] for all distances d below `width`: the relative bias of a fused
-// call, and the first half of the matrix_bd companion. One matrix product for each head, [num_seqs] x [width].
+// call, and the first half of the function matrix_bd. One matrix product for each head, [num_seqs] x [width].
 //
 // 16-bit operands go from global memory to registers: a lane reads 16 bytes, eight channels, of a row of the table,
 // which are its part of two steps of the product, and Q's channels are taken in the same order.

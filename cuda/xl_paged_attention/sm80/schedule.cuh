@@ -52,10 +52,10 @@ struct Counted {
   bool even;       // whether all sequences have as many
 };
 
-constexpr uint32_t kLargePart = 6;  // small parts that are as long as a large one (twin: `_LARGE_PART` in plan.py)
+constexpr uint32_t kLargePart = 6;  // small parts that are as long as a large one (mirrored: `_LARGE_PART` in plan.py)
 
 // Shares of the line, of which each small part is one.
-__device__ __forceinline__ uint32_t shares_before(uint32_t cta, uint32_t large) {
+__device__ __forceinline__ uint32_t small_parts_before(uint32_t cta, uint32_t large) {
   return cta + (kLargePart - 1) * min(cta, large);
 }
 
@@ -67,16 +67,16 @@ struct Line {
   const int64_t total;  // tiles of all
   uint32_t large;       // CTAs with a part of several shares: none where all parts are equal
   uint32_t ctas;        // that have a part: with fewer tiles than CTAs the last ones have none
-  uint32_t shares;      // of them all; not more than tiles, so that no part of theirs is empty
+  uint32_t small_parts;  // of them all; not more than tiles, so that no part of theirs is empty
 
   __device__ __forceinline__ Line(const Parameters& params, int64_t total, bool even)
       : params(params), units(params.num_kv_heads * params.row_blocks), total(total) {
     large = params.large_parts;
     ctas = gridDim.x;
-    shares = shares_before(ctas, large);
-    if (even || large == ctas || total < max(params.long_tiles, static_cast<int64_t>(shares))) {
+    small_parts = small_parts_before(ctas, large);
+    if (even || large == ctas || total < max(params.long_tiles, static_cast<int64_t>(small_parts))) {
       const int32_t equal = even ? params.even_parts : params.large_parts;
-      shares = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(equal), total));
+      small_parts = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(equal), total));
       large = 0;
     }
   }
@@ -112,17 +112,19 @@ struct Line {
   __device__ __forceinline__ int64_t part(uint32_t cta) const {
     if (cta >= ctas) return total;
     // 64-bit division takes a hundred instructions, which a short call would notice.
-    const uint32_t before = shares_before(cta, large);
-    if (total * shares <= 0xffffffffll) return static_cast<uint32_t>(total) * before / shares;
-    return total / shares * before + total % shares * before / shares;
+    const uint32_t before = small_parts_before(cta, large);
+    if (total * small_parts <= 0xffffffffll) return static_cast<uint32_t>(total) * before / small_parts;
+    return total / small_parts * before + total % small_parts * before / small_parts;
   }
 
   // The CTA whose part holds a place on the line.
   __device__ __forceinline__ uint32_t owner(int64_t place) const {
     // A first guess in floating point, put right by at most a few steps.
-    const float guess = static_cast<float>(place) / static_cast<float>(total) * static_cast<float>(shares);
-    const uint32_t share = static_cast<uint32_t>(guess);
-    uint32_t cta = min(share < kLargePart * large ? share / kLargePart : share - (kLargePart - 1) * large, ctas - 1);
+    const float guess = static_cast<float>(place) / static_cast<float>(total) * static_cast<float>(small_parts);
+    const uint32_t small_part = static_cast<uint32_t>(guess);
+    uint32_t cta = min(small_part < kLargePart * large ? small_part / kLargePart
+                                                       : small_part - (kLargePart - 1) * large,
+                       ctas - 1);
     while (part(cta) > place) --cta;
     while (cta + 1 < ctas && part(cta + 1) <= place) ++cta;
     return cta;
@@ -131,7 +133,7 @@ struct Line {
 
 // Goes through the segments of one CTA's part.
 template <typename Config>
-struct Walk {
+struct SegmentIterator {
   int64_t left;  // tiles of the part from `segment` on
   Segment segment;
 

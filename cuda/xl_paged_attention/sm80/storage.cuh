@@ -19,7 +19,7 @@
 // walk         | the first warp the first,   | all threads         | __syncthreads at the start; then those of
 //              | the last warp the next one, |                     | `finish`, after which the two walks change places;
 //              | not in use                  |                     | written behind the one of the query
-// spread       | the last warp, with `walk`  | all threads         | __syncthreads in `finish`
+// spread       | the last warp, with `iterator` | all threads         | __syncthreads in `finish`
 // last         | thread 0                    | all threads         | __syncthreads in `arrive`
 //
 // Every warp runs its own ring: the warps of a CTA take every fourth tile of a segment and meet only where a segment
@@ -48,8 +48,8 @@ struct alignas(128) Storage {
   float merged_sum[Config::kRows];
   int64_t tiles;                // of the line
   bool even;                    // whether all sequences have as many tiles
-  uint32_t turn;                // of this launch (arrivals.cuh)
-  Walk<Config> walk[2];  // the segment that is worked on, and the next one
+  uint32_t launch;              // of this launch (arrivals.cuh)
+  SegmentIterator<Config> iterator[2];  // the segment that is worked on, and the next one
   Spread spread;                // of the unit that is worked on
   bool last;
 };

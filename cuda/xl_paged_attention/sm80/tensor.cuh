@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../../common/matrix.cuh"
-#include "../../common/narrow.cuh"
+#include "../../common/fp8_fp4.cuh"
 #include "../../common/warp_mma.cuh"
 #include "bias.cuh"
 #include "copies.cuh"
@@ -41,7 +41,7 @@ struct TensorEngine {
   float score_scale;             // what scores are multiplied with, but for the scale of the query's row
 
   __device__ __forceinline__ TensorEngine(const Parameters& params, Storage<Config>& storage,
-                                          const Line<Config>& line, const Walk<Config>& start)
+                                          const Line<Config>& line, const SegmentIterator<Config>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
     // While the first table entries are on their way, and in front of the copies, which it would wait behind.
     if constexpr (Config::kAskEarly) {
@@ -501,20 +501,20 @@ struct TensorEngine {
     constexpr float kUnscale = 1.0f / Config::kWeightScale;
     const int row = lane / 4;
     const float factor = weight(row) * kUnscale;
-    float* const to = area + row * columns + 2 * kTogether * (lane % 4) - first;
+    float* const to = area + row * columns + 2 * kInterleaved * (lane % 4) - first;
     if (rows <= 8 && columns >= Config::kHeadSize) {
       // All at once. Instructions that are met for the first time cost some seven cycles each, and this is a third of
       // those below.
       if (row >= rows) return;
 #pragma unroll
-      for (int column = 0; column < Config::kColumnTiles; column += kTogether) {
+      for (int column = 0; column < Config::kColumnTiles; column += kInterleaved) {
         if (has_channels(column)) store_columns_of(to, column, 0, factor);
       }
       return;
     }
     const float lower_factor = weight(row + 8) * kUnscale;
 #pragma unroll
-    for (int column = 0; column < Config::kColumnTiles; column += kTogether) {
+    for (int column = 0; column < Config::kColumnTiles; column += kInterleaved) {
       if (column * 8 >= first && column * 8 < first + columns && has_channels(column)) {
         if (row < rows) store_columns_of(to, column, 0, factor);
         if (row + 8 < rows) store_columns_of(to + 8 * columns, column, 1, lower_factor);
@@ -522,17 +522,17 @@ struct TensorEngine {
     }
   }
 
-  static constexpr int kTogether = Config::kPairedColumns ? 2 : 1;  // column tiles whose channels take turns
+  static constexpr int kInterleaved = Config::kPairedColumns ? 2 : 1;  // column tiles whose channels take turns
 
   // Whether this lane's channels of a column tile, or of two that take turns, are inside the head.
   __device__ __forceinline__ bool has_channels(int column) const {
-    return kTogether == 1 || column * 8 + 2 * kTogether * (lane % 4) < Config::kHeadSize;
+    return kInterleaved == 1 || column * 8 + 2 * kInterleaved * (lane % 4) < Config::kHeadSize;
   }
 
   // `to`: this lane's channels of column tile 0 in row lane / 4 + 8 * half.
   __device__ __forceinline__ void store_columns_of(float* to, int column, int half, float factor) const {
     const float low = out[column][2 * half] * factor, high = out[column][2 * half + 1] * factor;
-    if constexpr (kTogether == 1) {
+    if constexpr (kInterleaved == 1) {
       *reinterpret_cast<float2*>(to + column * 8) = {low, high};
     } else {
       const float* const odd = out[column + 1];

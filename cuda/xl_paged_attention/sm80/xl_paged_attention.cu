@@ -1,5 +1,5 @@
 // One decode step over a paged cache with a relative position bias, for sm_80 and everything after it. How work is
-// dealt out: schedule.cuh. The pipeline: storage.cuh. The mathematics: cupymla/ops/xl_paged_attention/README.md.
+// assigned out: schedule.cuh. The pipeline: storage.cuh. The mathematics: cupymla/ops/xl_paged_attention/README.md.
 #include "../../common/entry.cuh"
 #include "cache_type.cuh"
 #include "merge.cuh"
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
 
   using ThisLine = Line<ThisConfig>;
-  using ThisWalk = Walk<ThisConfig>;
+  using ThisIterator = SegmentIterator<ThisConfig>;
   // The last warp has the fewest tiles.
   const bool in_first_warp = threadIdx.x < 32, in_last_warp = threadIdx.x / 32 == kWarps - 1;
   const bool is_first_lane = threadIdx.x % 32 == 0;
@@ -46,46 +46,46 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   if (in_first_warp) {
     const Counted counted = ThisLine::count(params);
     const ThisLine line(params, counted.total, counted.even);
-    ThisWalk start;
+    ThisIterator start;
     start.begin(line, counted);
     if (is_first_lane) {
       storage.tiles = line.total;
       storage.even = counted.even;
-      storage.walk[0] = start;
+      storage.iterator[0] = start;
     }
   }
   __syncthreads();
   const auto tidy = [&] {
     if (in_last_warp) {
-      const uint32_t turn = turn_of(__shfl_sync(kFullWarp, launches, 0));
-      clear_next_set(params.arrivals, turn);
-      if (is_first_lane) storage.turn = turn;
+      const uint32_t launch = launch_of(__shfl_sync(kFullWarp, launches, 0));
+      clear_next_set(params.arrivals, launch);
+      if (is_first_lane) storage.launch = launch;
     }
     clear_empty<ThisConfig>(params);
   };
-  if (!storage.walk[0].any()) {
+  if (!storage.iterator[0].any()) {
     tidy();
     return;
   }
   const ThisLine line(params, storage.tiles, storage.even);
-  ThisEngine engine(params, storage, line, storage.walk[0]);
+  ThisEngine engine(params, storage, line, storage.iterator[0]);
   tidy();
   bool is_first = true;
-  for (int turn = 0; storage.walk[turn].any(); turn ^= 1) {
-    const Segment& segment = storage.walk[turn].segment;
+  for (int current = 0; storage.iterator[current].any(); current ^= 1) {
+    const Segment& segment = storage.iterator[current].segment;
     const Merge<ThisConfig> merge{params, storage, segment, is_first};
     engine.stage_query(segment);
     __syncthreads();
     if (in_last_warp) {
-      ThisWalk next = storage.walk[turn];
+      ThisIterator next = storage.iterator[current];
       next.next(line);
-      if (is_first_lane) storage.walk[turn ^ 1] = next;
+      if (is_first_lane) storage.iterator[current ^ 1] = next;
       merge.prepare();
     }
     engine.attend(segment);
     merge.finish(engine);
     is_first = false;
-    const ThisWalk& next = storage.walk[turn ^ 1];
+    const ThisIterator& next = storage.iterator[current ^ 1];
     if (next.any()) engine.ask_query_early(next.segment);
   }
   // Where lengths changed under way, copies may be left that nobody has waited for.
@@ -101,5 +101,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = 
                      ctas_per_sm = cupymla::xl_paged_attention::ThisConfig::kCtasPerSm,
                      max_ctas = cupymla::xl_paged_attention::kMaxCtas,
                      arrivals_bytes = cupymla::xl_paged_attention::kArrivalsBytes,
-                     slot_bytes = 4 * cupymla::xl_paged_attention::Merge<
-                         cupymla::xl_paged_attention::ThisConfig>::kSlotFloats);
+                     buffer_bytes = 4 * cupymla::xl_paged_attention::Merge<
+                         cupymla::xl_paged_attention::ThisConfig>::kBufferFloats);

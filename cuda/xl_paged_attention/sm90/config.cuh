@@ -1,4 +1,4 @@
-// Numbers and shared memory of the kernel for few units, and what orders the accesses to it.
+// Numbers and shared memory of the cluster split-KV variant, and what orders the accesses to it.
 //
 // what         | written by                  | read by             | ordered by
 // -------------+-----------------------------+---------------------+------------------------------------------------
@@ -19,7 +19,7 @@
 //
 //   warp w | length, table entry, tiles w, w + 4 .. of the CTA's part, as in the kernel for any work
 //          | sums -> ring -> barrier -> row w, w + 4 .. of the four warps -> a slice of the channels to each CTA
-//          | `delivered` -> row w .. of the eight CTAs -> out, or this CTA's slot in global memory
+//          | `delivered` -> row w .. of the eight CTAs -> out, or this CTA's buffer in global memory
 //          | (several clusters: counter -> warp w of the last CTA of each rank: row w .. of the clusters -> out)
 #pragma once
 
@@ -35,7 +35,7 @@ constexpr int kCluster = 8;  // CTAs, the most that every GPU takes
 // The tensor-core engine's numbers, with room for what is sent. A cluster's CTAs are of one GPC, whose SMs are no
 // multiple of eight: only where two CTAs fit on an SM is there room for as many clusters at once as SMs would have it.
 template <int kHeadSizeArg, typename QueryArg, typename CacheArg, bool kPagesArg>
-struct FewConfig : TensorConfig<kHeadSizeArg, QueryArg, CacheArg, kPagesArg> {
+struct ClusterConfig : TensorConfig<kHeadSizeArg, QueryArg, CacheArg, kPagesArg> {
   using Base = TensorConfig<kHeadSizeArg, QueryArg, CacheArg, kPagesArg>;
   static constexpr int kVectors = kHeadSizeArg / 4;          // of a row's sums, of four channels each
   static constexpr int kColumns = round_up(kHeadSizeArg, 16);  // of a row of a warp's sums in its ring
@@ -61,16 +61,16 @@ struct FewConfig : TensorConfig<kHeadSizeArg, QueryArg, CacheArg, kPagesArg> {
 };
 
 template <int kHeadSize, typename Query, typename Cache, bool kPages>
-struct Line<FewConfig<kHeadSize, Query, Cache, kPages>> {};
+struct Line<ClusterConfig<kHeadSize, Query, Cache, kPages>> {};
 
 template <int kHeadSize, typename Query, typename Cache, bool kPages>
-struct Walk<FewConfig<kHeadSize, Query, Cache, kPages>> {
+struct SegmentIterator<ClusterConfig<kHeadSize, Query, Cache, kPages>> {
   Segment segment;
 };
 
 template <int kHeadSize, typename Query, typename Cache, bool kPages>
-struct alignas(128) Storage<FewConfig<kHeadSize, Query, Cache, kPages>> {
-  using Config = FewConfig<kHeadSize, Query, Cache, kPages>;
+struct alignas(128) Storage<ClusterConfig<kHeadSize, Query, Cache, kPages>> {
+  using Config = ClusterConfig<kHeadSize, Query, Cache, kPages>;
   uint8_t ring[kWarps][Config::kStages][Config::kStageBytes];
   alignas(16) uint8_t query[Config::kRows * Config::kQueryPitch];
   typename Config::Part received[kCluster];  // from each CTA, of this CTA's slice

@@ -12,7 +12,7 @@
 #include "../../common/cluster.cuh"
 #include "../../common/counter.cuh"
 #include "../sm80/merge.cuh"
-#include "share.cuh"
+#include "cluster_split.cuh"
 
 namespace cupymla::xl_paged_attention {
 
@@ -32,7 +32,7 @@ struct Join {
   Storage<Config>& storage;
   const Merge<Config>& merge;  // for what becomes of a result
   const Segment& segment;
-  const Place& place;
+  const UnitAssignment& assignment;
   const uint32_t rank = cluster_rank();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -133,10 +133,10 @@ struct Join {
     engine.store_columns(reinterpret_cast<float*>(storage.ring[warp][0]), segment.rows, 0, Config::kColumns,
                          [](int) { return 1.0f; });
     const float scale = merge.v_scale();
-    const int clusters = static_cast<int>(place.ctas) / kCluster;
-    Part* const slots = reinterpret_cast<Part*>(params.partials) +
-                        (static_cast<int64_t>(place.index) * clusters * kCluster + rank);
-    Part& own = slots[place.cta / kCluster * kCluster];
+    const int clusters = static_cast<int>(assignment.ctas) / kCluster;
+    Part* const buffers = reinterpret_cast<Part*>(params.partials) +
+                        (static_cast<int64_t>(assignment.index) * clusters * kCluster + rank);
+    Part& own = buffers[assignment.cta / kCluster * kCluster];
     __syncthreads();
     cluster_wait();
 #pragma unroll 1
@@ -154,7 +154,7 @@ struct Join {
       }
     }
     if (clusters > 1 && is_last(clusters)) {
-      const Parts left{slots, kCluster, clusters};
+      const Parts left{buffers, kCluster, clusters};
 #pragma unroll 1
       for (int row = warp; row < segment.rows; row += kWarps) {
         store_result(row, put_together<kMostClusters>(left, row), scale);
@@ -178,16 +178,16 @@ struct Join {
     const uint32_t delivered = smem_address(&storage.delivered.state);
 #pragma unroll
     for (int first = 0; first < kVectors; first += 32) {
-      const int place = first + lane;
-      if (place >= kVectors) break;
+      const int assignment = first + lane;
+      if (assignment >= kVectors) break;
       float4 sum = {};
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
         const float* const sums = reinterpret_cast<const float*>(storage.ring[i][0]) + row * Config::kColumns;
-        add(sum, reinterpret_cast<const float4*>(sums)[place], factors[i]);
+        add(sum, reinterpret_cast<const float4*>(sums)[assignment], factors[i]);
       }
-      const uint32_t to = place / kSlice;
-      const uint32_t address = smem_address(&storage.received[rank].sums[row][place % kSlice]);
+      const uint32_t to = assignment / kSlice;
+      const uint32_t address = smem_address(&storage.received[rank].sums[row][assignment % kSlice]);
       cluster_store_async_float4(cluster_address(address, to), sum.x, sum.y, sum.z, sum.w,
                                  cluster_address(delivered, to));
     }
@@ -204,7 +204,7 @@ struct Join {
     uint32_t before = 0;
     if (lane == 0) {
       uint32_t* const counter =
-          params.arrivals + kArrivalsBytes / 4 + (place.index * kCluster + rank) * kWarps + warp;
+          params.arrivals + kArrivalsBytes / 4 + (assignment.index * kCluster + rank) * kWarps + warp;
       before = arrive_in_rounds(counter, static_cast<uint32_t>(clusters));
     }
     before = __shfl_sync(kFullWarp, before, 0);

@@ -1,10 +1,11 @@
 """Whether another implementation's outputs are the operator's.
 
-Both are right by the comparison law of `cupymla.testing.compare`, or so it is hoped: there is no float64 reference at a
-benchmark's size. Two results that keep the law differ at most so much:
+Both are right by the accuracy criterion of `cupymla.testing.compare`, or so it is hoped: there is no float64 reference
+at a benchmark's size. Two results that meet it differ at most so much:
 
 - NaN, +inf and -inf stand in the same places;
-- 1 - 2<x,y> / (<x,x> + <y,y>) is at most four times the law's limit: it grows with the square of the distance, and
+- 1 - 2<x,y> / (<x,x> + <y,y>) is at most four times the criterion's limit: it grows with the square of the distance,
+and
   each may be as far off, in opposite directions;
 - no element differs by more than 2**-6 of the largest magnitude, eight times half a unit in the last place of bf16.
 

@@ -27,6 +27,7 @@ __all__ = [
     "rel_shift",
     "matrix_bd",
     "indexer_logits",
+    "indexer_topk",
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
@@ -293,6 +294,60 @@ def indexer_logits(
     """Score every key for each query with the lightning indexer's heads.
 
     `cupymla.indexer_logits` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+@overload
+def indexer_topk(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[False] = False,
+    return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def indexer_topk(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[True],
+    return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def indexer_topk(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[False] = False,
+    return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def indexer_topk(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[True],
+    return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array, Array, Array]: ...
+
+
+@overload
+def indexer_topk(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: bool, return_lse: bool,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array] | tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
+    """Select each query's keys with the lightning indexer, without holding all scores.
+
+    `cupymla.indexer_topk` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

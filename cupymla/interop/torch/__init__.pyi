@@ -22,6 +22,7 @@ __all__ = [
     "rel_shift",
     "matrix_bd",
     "indexer_logits",
+    "indexer_topk",
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
@@ -264,6 +265,55 @@ def indexer_logits(
     """Score every key for each query with the lightning indexer's heads.
 
     `cupymla.indexer_logits` as a torch operator; see there for the arguments.
+    """
+
+
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None, starts: Tensor | None = None, ends: Tensor | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[False] = False,
+    return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None, starts: Tensor | None = None, ends: Tensor | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[True],
+    return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None, starts: Tensor | None = None, ends: Tensor | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[False] = False,
+    return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None, starts: Tensor | None = None, ends: Tensor | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: Literal[True],
+    return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def indexer_topk(
+    q: Tensor, k: Tensor, weights: Tensor, topk: int, *, q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None, starts: Tensor | None = None, ends: Tensor | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True, return_values: bool, return_lse: bool,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Select each query's keys with the lightning indexer, without holding all scores.
+
+    `cupymla.indexer_topk` as a torch operator; see there for the arguments.
     """
 
 

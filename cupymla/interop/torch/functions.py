@@ -103,6 +103,8 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
             if not tensors[name].is_inference():
                 # What autograd goes by to refuse a gradient that needs what stood there before.
                 torch.autograd.graph.increment_version(tensors[name])
+        if not declaration.updates and not arguments[0].is_cuda:
+            return _returned(declaration, results)
         values = made if isinstance(made, tuple) else (made,)
         return _returned(declaration, dict(zip(names, values)) | results)  # noqa: B905 - not all are wanted
 
@@ -147,7 +149,7 @@ def _tags() -> tuple[Any, ...]:
 
 @functools.cache
 def public(declaration: Declaration) -> Callable[..., Any]:
-    """The declared function for tensors: its arguments in their places, the short way, checks, the operator's call."""
+    """The declared function for tensors: its arguments in their places, the fast path, checks, the operator's call."""
     register()
     name = declaration.name
     parameters = declaration.signature.parameters
@@ -173,20 +175,26 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     own = [places[option] for option in declaration.own_options]
     varies, is_compiling, tensor_type = declaration.varies, torch.compiler.is_compiling, torch.Tensor
     # What is written in place is autograd's to know of.
-    may_be_short = not updated
+    may_take_fast_path = not updated
 
     def call(*args: Any, **kwargs: Any) -> Any:
         values = placed(args, kwargs)
         first = values[0]
         for place, option in labels:
             values[place] = _label_of(name, values[place], option)
-        if may_be_short and type(first) is tensor_type and first.is_cuda and not is_compiling() and nothing_listens():
+        if (
+            may_take_fast_path
+            and type(first) is tensor_type
+            and first.is_cuda
+            and not is_compiling()
+            and nothing_listens()
+        ):
             for place in own:
                 if values[place] is not False:
                     break
             else:
                 # What an operator's own arguments are not, its own checks refuse.
-                known = calls.again(fast.TORCH, tuple(values[:count]), tuple([values[place] for place in chosen]))
+                known = calls.cached(fast.TORCH, tuple(values[:count]), tuple([values[place] for place in chosen]))
                 if known is not None:
                     return known
         for place, array, may_be_none in tensors:

@@ -17,17 +17,17 @@ OUTPUTS = ARGUMENTS.results
 
 CHOICES = {
     "attn_dist": Choice("plan._MARGIN=0.0"),
-    "attn_dist_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
+    "attn_dist_packed": Choice("plan._MARGIN=1e9", intents=("packed_queries",)),
 }
 
 
-def _joint() -> Iterator[MlaCase]:
-    """Neighbouring queries that take their rows together, up to 16 heads."""
+def _packed_queries() -> Iterator[MlaCase]:
+    """Packed queries, up to 16 heads."""
 
     def make(name: str, q: int, h: int = 16, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
-        return sized(h, d, k, q, kv, f"_joint{name}", "joint", **traits)
+        return sized(h, d, k, q, kv, f"_packed_queries{name}", "packed_queries", **traits)
 
-    # The last bunch not full, lengths that differ within one, bunches without a row, several for a CTA.
+    # The last query group not full, lengths that differ within one, query groups without a row, several for a CTA.
     yield make("", 17, k=130, kv=400, batch=3, lengths="hostile")
     yield make("", 9, h=1, k=1, kv=1)
     yield make("", 3, h=7, d=512, dtype="float16", layout="strided")
@@ -41,7 +41,7 @@ def _joint() -> Iterator[MlaCase]:
     yield make("_base2", 10, lse_base="2", selection="empty")
     yield make("_l1", 12, selection="empty", normalize="l1")
     yield make("_l1", 21, d=512, k=300, kv=1000, normalize="l1", lengths="hostile", layout="strided", batch=2)
-    # The most slots, the most tokens, neither a multiple of anything.
+    # The most entries, the most tokens, neither a multiple of anything.
     yield make("", 8, d=512, k=2048, kv=16384, dtype="float16")
     yield make("", 11, h=5, k=2047, kv=3001, selection="empty")
     # As many queries as make an H200 choose this kernel by itself.
@@ -63,7 +63,7 @@ CASES: tuple[MlaCase, ...] = (
     # More queries than an H200 has multiprocessors: CTAs that take several.
     sized(16, 576, 130, 700, 400, "_grouped", "shapes", lengths="hostile", selection="empty"),
     sized(128, 512, 65, 560, 400, "_grouped", "shapes", selection="empty", normalize="l1"),
-    *_joint(),
+    *_packed_queries(),
 )
 
 BENCH: tuple[MlaCase, ...] = (
@@ -74,7 +74,7 @@ BENCH: tuple[MlaCase, ...] = (
 )
 
 DEMO = sized(128, 576, 2048, 2, 4096, intent="shapes", selection="full")
-"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+"""A problem of the timing cases' heads and entries, which takes the references a second or two."""
 
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 
 def flops(case: MlaCase) -> float:
-    """The product with the keys, over every slot."""
-    return mla_cases.slots_flops(case, case.d_qk)
+    """The product with the keys, over every entry."""
+    return mla_cases.entries_flops(case, case.d_qk)
 
 
 def bytes_moved(case: MlaCase) -> float:

@@ -37,7 +37,7 @@ class Binding(Launches):
         check_record(chosen.source, facts, record(chosen.source))
         self._problem = problem
         self._tile_heads, self._tile_queries = facts["tile_heads"], facts.get("tile_queries", 1)
-        dealt = plan.deal(
+        assigned = plan.assign_work(
             chosen.source,
             facts,
             multiprocessors,
@@ -50,14 +50,14 @@ class Binding(Launches):
         self._rows: KvRows | None = None
         self._parameters: records.Hopper | records.Blackwell
         if record(chosen.source) is records.Hopper:
-            self._parameters = records.hopper(problem, dealt, lse, dist)
+            self._parameters = records.hopper(problem, assigned, lse, dist)
         else:
             self._rows = kv_rows(problem, OPERATOR)
-            self._parameters = records.blackwell(problem, self._rows, chosen.tokens, dealt, lse, dist)
+            self._parameters = records.blackwell(problem, self._rows, chosen.tokens, assigned, lse, dist)
         self._pointers: tuple[int, int] | None = None
         launcher = None
         if chosen.tokens:
-            shape = (dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"]
+            shape = (assigned.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"]
             geometry = Geometry(*shape, clustered=bool(facts.get("clustered")))
             maps = [ctypes.c_byte() for _ in range(1 if self._rows is None else 2)]
             launcher = Launcher(kernel, geometry, (*maps, self._parameters))
@@ -88,7 +88,7 @@ class Binding(Launches):
 
 def wanted(views: Views, problem: Problem) -> Results:
     """Shape and dtype of the result."""
-    return ((problem.slot_shape, "float32"),)
+    return ((problem.entry_shape, "float32"),)
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:

@@ -1,4 +1,5 @@
-"""Which kernel serves a problem, and how its queries and their slots are dealt to CTAs. Pure: no array, no driver."""
+"""Which kernel serves a problem, and how its queries and their entries are assigned to CTAs. Pure: no array, no
+driver."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES
+from ..query_assignment import assign_queries
 from ..rows_in_order import named_by_any
-from ..shares import shares
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -21,33 +22,34 @@ SOURCES = {
 }
 """The kernel of each target."""
 
-JOINT = "attn_dist_joint"
-"""The kernel for neighbouring queries that take their rows together."""
+GROUP_KERNEL = "attn_dist_packed"
+"""The kernel for packed queries."""
 
-JOINT_SOURCES = {"sm_90a": "attn_dist/sm90/attn_dist_joint.cu"}
+GROUP_SOURCES = {"sm_90a": "attn_dist/sm90/attn_dist_packed.cu"}
 """Its source for each target that has it."""
 
-JOINT_QUERIES = 8
-"""Queries that take their rows together: twin of `JointConfig::kQueries`, as the next three are of its limits."""
+GROUP_SIZE = 8
+"""Queries of a group, as `PackedConfig::kQueries`; the next three mirror its limits."""
 
-JOINT_HEADS = 16
-JOINT_SLOTS = 2048
-JOINT_TOKENS = 16384
+GROUP_HEADS = 16
+GROUP_TOPK = 2048
+GROUP_TOKENS = 16384
 
 MAX_CTAS = 2**31 - 1
-"""The extent of grid.x, on which queries and slices of their slots lie (CUDA C++ Programming Guide)."""
+"""The extent of grid.x, on which queries and slices of their entries lie (CUDA C++ Programming Guide)."""
 
-PASS_HEADS = (64, 128)
-"""Heads that a kernel variant takes in one pass over a query's slots."""
+BLOCK_HEADS = (64, 128)
+"""Heads of one head block of a kernel variant."""
 
 
-# Cycles of an H200's multiprocessor, estimated (cuda/attn_dist/sm90/README.md): a block of 64 slots of one query, and
-# what comes between queries; a block of 64 rows of a bunch, and what comes between bunches, where no products queue.
+# Cycles of an H200's multiprocessor, estimated (cuda/attn_dist/sm90/README.md): a block of 64 entries of one query, and
+# what comes between queries; a block of 64 rows of a query group, and what comes between query groups, where no
+# products queue.
 _BLOCK, _QUERY = 2005, 900
-_JOINT_BLOCK, _BUNCH = 2790, 26000
+_GROUP_BLOCK, _QUERY_GROUP = 2790, 26000
 
 _MARGIN = 1.0
-"""Rows are taken together where that takes less than so much of the time that queries by themselves take."""
+"""Queries are packed where that takes less than so much of the time that queries by themselves take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Plan:
     Attributes:
         source: what to compile.
         tokens: queries of all batch entries together.
-        queries: how many neighbouring ones take their rows together; 1 where each takes its own.
+        queries: how many neighbouring ones are packed; 1 where each takes its own.
     """
 
     source: KernelSource
@@ -66,16 +68,16 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
-    """How queries and their slots are dealt to CTAs.
+class Assignment:
+    """How queries and their entries are assigned to CTAs.
 
     Attributes:
-        groups: shares of `group_tokens` neighbouring queries; every other share is one query. Where neighbours take
-            their rows together there are no others, and each CTA takes shares until there are none.
-        group_tokens: queries of such a share.
-        slices: CTAs, or on Blackwell clusters, that divide the slots of a share's queries between them.
-        slice_blocks: blocks of slots in a slice.
-        ctas: all CTAs. On Blackwell each takes shares until there are none.
+        groups: work tiles of `group_tokens` neighbouring queries; every other one is one query. Where queries are
+            packed there are no others, and each CTA takes work tiles until there are none.
+        group_tokens: queries of such a work tile.
+        slices: CTAs, or on Blackwell clusters, that divide the entries of a work tile's queries between them.
+        slice_blocks: blocks of entries in a slice.
+        ctas: all CTAs. On Blackwell each takes work tiles until there are none.
     """
 
     groups: int
@@ -100,34 +102,38 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {tokens} queries", arch.name, f"up to {MAX_CTAS}")
-    joint = arch.name in JOINT_SOURCES and takes_rows_together(problem, tokens, multiprocessors)
-    queries = JOINT_QUERIES if joint else 1
-    pass_heads = next((heads for heads in PASS_HEADS if problem.h_q <= heads), PASS_HEADS[-1])
-    source = variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, pass_heads=pass_heads, queries=queries)
+    grouped = arch.name in GROUP_SOURCES and packs_queries(problem, tokens, multiprocessors)
+    queries = GROUP_SIZE if grouped else 1
+    block_heads = next((heads for heads in BLOCK_HEADS if problem.h_q <= heads), BLOCK_HEADS[-1])
+    source = variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, block_heads=block_heads, queries=queries)
     return Plan(source, tokens, queries)
 
 
-def takes_rows_together(problem: Problem, tokens: int, multiprocessors: int) -> bool:
+def packs_queries(problem: Problem, tokens: int, multiprocessors: int) -> bool:
     """Whether neighbouring queries had better share a gather of all their rows.
 
     Every query multiplies the rows of all then, so it depends on how many rows they have in common. That is taken to be
     what random selections have; real ones have more.
     """
-    if problem.h_q > JOINT_HEADS or problem.topk > JOINT_SLOTS or not 0 < problem.s_kv <= JOINT_TOKENS or not tokens:
+    if problem.h_q > GROUP_HEADS or problem.topk > GROUP_TOPK or not 0 < problem.s_kv <= GROUP_TOKENS or not tokens:
         return False
-    rows = problem.s_kv * named_by_any(min(JOINT_QUERIES, problem.s_q), problem.topk / problem.s_kv)
-    together = -(-_bunches(problem.s_q, problem.batch or 1) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
+    rows = problem.s_kv * named_by_any(min(GROUP_SIZE, problem.s_q), problem.topk / problem.s_kv)
+    packed_cycles = -(-_query_groups(problem.s_q, problem.batch or 1) // multiprocessors) * (
+        _QUERY_GROUP + rows / 64 * _GROUP_BLOCK
+    )
     # Several multiprocessors share a query where there are more of them, but not if its row is to be normalised.
     rounds = tokens / multiprocessors
-    apart = (rounds if problem.options.normalize is None else max(rounds, 1)) * (_QUERY + problem.topk / 64 * _BLOCK)
-    return together < _MARGIN * apart
+    single_cycles = (rounds if problem.options.normalize is None else max(rounds, 1)) * (
+        _QUERY + problem.topk / 64 * _BLOCK
+    )
+    return packed_cycles < _MARGIN * single_cycles
 
 
-def _bunches(s_q: int, batch: int) -> int:
-    return -(-s_q // JOINT_QUERIES) * batch
+def _query_groups(s_q: int, batch: int) -> int:
+    return -(-s_q // GROUP_SIZE) * batch
 
 
-def deal(
+def assign_work(
     source: KernelSource,
     facts: Mapping[str, int],
     multiprocessors: int,
@@ -136,27 +142,27 @@ def deal(
     topk: int,
     batch: int = 1,
     normalized: bool = False,
-) -> Deal:
-    """Deal out the queries of a call to the CTAs of a kernel.
+) -> Assignment:
+    """Assign the queries of a call to the CTAs of a kernel.
 
     Args:
         source: the kernel.
         facts: its launch facts.
         multiprocessors: of the device.
         s_q: queries of a batch entry.
-        topk: slots of a query.
+        topk: entries of a query.
         batch: how many entries there are.
         normalized: whether rows are divided by their sums.
     """
-    slots = facts["block_slots"]
-    if source.entry == JOINT:
-        return deal_bunches(s_q, batch, topk, multiprocessors)
+    entries = facts["tile_keys"]
+    if source.entry == GROUP_KERNEL:
+        return assign_query_groups(s_q, batch, topk, multiprocessors)
     if source.arch == "sm_90a":
-        return deal_at_once(s_q * batch, topk, normalized, slots, multiprocessors)
-    return deal_in_turn(s_q * batch, topk, normalized, slots, multiprocessors, facts["cluster"])
+        return assign_at_once(s_q * batch, topk, normalized, entries, multiprocessors)
+    return assign_in_turn(s_q * batch, topk, normalized, entries, multiprocessors, facts["cluster"])
 
 
-def raw_deal(
+def raw_work_assignment(
     source: KernelSource,
     facts: Mapping[str, int],
     multiprocessors: int,
@@ -166,43 +172,43 @@ def raw_deal(
     batch: int = 1,
     normalized: bool = False,
 ) -> WorkAssignment:
-    """The deal for a launch on its own; arguments as those of `deal`. Raises InputError."""
+    """The work assignment for a launch on its own; arguments as those of `assign_work`. Raises InputError."""
     if topk < 1:
-        raise InputError("topk", "at least one slot", shown(topk), OPERATOR)
-    found = deal(source, facts, multiprocessors, s_q=s_q, topk=topk, batch=batch, normalized=normalized)
+        raise InputError("topk", "at least one entry", shown(topk), OPERATOR)
+    found = assign_work(source, facts, multiprocessors, s_q=s_q, topk=topk, batch=batch, normalized=normalized)
     return WorkAssignment(
         found.ctas, found.slicing | (found.sharing if source.arch == "sm_90a" else {"queries": s_q * batch})
     )
 
 
-def deal_bunches(s_q: int, batch: int, topk: int, multiprocessors: int) -> Deal:
-    """Deal out bunches of queries that take their rows together to as many CTAs as run at a time, one after another."""
-    bunches = _bunches(s_q, batch)
-    return Deal(bunches, JOINT_QUERIES, 1, -(-topk // 64), min(bunches, multiprocessors))
+def assign_query_groups(s_q: int, batch: int, topk: int, multiprocessors: int) -> Assignment:
+    """Assign query groups to as many CTAs as run at a time, one after another."""
+    query_groups = _query_groups(s_q, batch)
+    return Assignment(query_groups, GROUP_SIZE, 1, -(-topk // 64), min(query_groups, multiprocessors))
 
 
-def deal_at_once(tokens: int, topk: int, normalized: bool, block_slots: int, multiprocessors: int) -> Deal:
-    """Deal out queries, and where they are fewer than multiprocessors, slices of them."""
-    dealt = shares(tokens, 1, multiprocessors)
-    slices, slice_blocks = _slices(tokens, topk, normalized, block_slots, multiprocessors)
-    return Deal(dealt.groups, dealt.group_tokens, slices, slice_blocks, dealt.ctas * slices)
+def assign_at_once(tokens: int, topk: int, normalized: bool, tile_keys: int, multiprocessors: int) -> Assignment:
+    """Assign queries, and where they are fewer than multiprocessors, slices of them."""
+    assigned = assign_queries(tokens, 1, multiprocessors)
+    slices, slice_blocks = _slices(tokens, topk, normalized, tile_keys, multiprocessors)
+    return Assignment(assigned.groups, assigned.group_tokens, slices, slice_blocks, assigned.ctas * slices)
 
 
-def deal_in_turn(
-    tokens: int, topk: int, normalized: bool, block_slots: int, multiprocessors: int, cluster: int
-) -> Deal:
-    """Deal queries or slices of them out to as many clusters as run at a time, one after another."""
+def assign_in_turn(
+    tokens: int, topk: int, normalized: bool, tile_keys: int, multiprocessors: int, cluster: int
+) -> Assignment:
+    """Assign queries or slices of them to as many clusters as run at a time, one after another."""
     clusters = max(1, multiprocessors // cluster)
-    slices, slice_blocks = _slices(tokens, topk, normalized, block_slots, clusters)
-    return Deal(0, 1, slices, slice_blocks, cluster * min(clusters, tokens * slices))
+    slices, slice_blocks = _slices(tokens, topk, normalized, tile_keys, clusters)
+    return Assignment(0, 1, slices, slice_blocks, cluster * min(clusters, tokens * slices))
 
 
-def _slices(tokens: int, topk: int, normalized: bool, block_slots: int, places: int) -> tuple[int, int]:
-    """In how many slices a row is dealt, and blocks of each, where so many can be worked on at a time.
+def _slices(tokens: int, topk: int, normalized: bool, tile_keys: int, places: int) -> tuple[int, int]:
+    """In how many slices a row is assigned, and blocks of each, where so many can be worked on at a time.
 
     A row that is to be normalised stays in one place, where its sum is then known.
     """
-    row_blocks = -(-topk // block_slots)
+    row_blocks = -(-topk // tile_keys)
     slices = 1
     if not normalized and 0 < tokens < places:
         slices = min(row_blocks, places // tokens)
@@ -211,7 +217,7 @@ def _slices(tokens: int, topk: int, normalized: bool, block_slots: int, places: 
 
 
 def variant(
-    arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads: int = 128, queries: int = 1
+    arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", block_heads: int = 128, queries: int = 1
 ) -> KernelSource:
     """One kernel variant.
 
@@ -219,9 +225,9 @@ def variant(
         arch: the target.
         d_qk: 576 or 512.
         dtype: "bfloat16" or "float16".
-        pass_heads: heads of one pass over a query's slots, 64 or 128; more are taken in several passes.
-        queries: neighbouring ones that take their rows together: 1, or on sm_90a 8, which have up to 16 heads in one
-            pass, whatever `pass_heads` is.
+        block_heads: heads of one head block, 64 or 128; more are taken in several head blocks.
+        queries: neighbouring ones that are packed: 1, or on sm_90a 8, which have up to 16 heads in one
+            block, whatever `block_heads` is.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -232,15 +238,15 @@ def variant(
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
-    if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
-        raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
-    counts = (1, JOINT_QUERIES) if arch.name in JOINT_SOURCES else (1,)
+    if type(block_heads) is not int or block_heads not in BLOCK_HEADS:
+        raise InputError("block_heads", "64 or 128", shown(block_heads), OPERATOR)
+    counts = (1, GROUP_SIZE) if arch.name in GROUP_SOURCES else (1,)
     if type(queries) is not int or queries not in counts:
         raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
     defines = (("CUPYMLA_D_QK", d_qk), ("CUPYMLA_FP16", int(dtype == "float16")))
     if queries != 1:
-        return KernelSource(JOINT_SOURCES[arch.name], JOINT, defines, arch.name)
-    return KernelSource(SOURCES[arch.name], OPERATOR, (*defines, ("CUPYMLA_HEADS", pass_heads)), arch.name)
+        return KernelSource(GROUP_SOURCES[arch.name], GROUP_KERNEL, defines, arch.name)
+    return KernelSource(SOURCES[arch.name], OPERATOR, (*defines, ("CUPYMLA_HEADS", block_heads)), arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
@@ -252,7 +258,7 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         for d_qk in D_QK
         for dtype in DTYPES
         for numbers in (
-            *({"pass_heads": heads} for heads in PASS_HEADS),
-            *({"queries": JOINT_QUERIES} for target in JOINT_SOURCES if target == name),
+            *({"block_heads": heads} for heads in BLOCK_HEADS),
+            *({"queries": GROUP_SIZE} for target in GROUP_SOURCES if target == name),
         )
     )

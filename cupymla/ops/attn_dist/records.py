@@ -24,7 +24,7 @@ _SHARED = (
 
 
 class Hopper(ctypes.Structure):
-    """Twin of `Parameters` in cuda/attn_dist/sm90/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/attn_dist/sm90/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("kv", "indices", "topk_length", "lse", "dist")),
@@ -37,7 +37,7 @@ class Hopper(ctypes.Structure):
 
 
 class Blackwell(ctypes.Structure):
-    """Twin of `Parameters` in cuda/attn_dist/sm100/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/attn_dist/sm100/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("indices", "topk_length", "lse", "dist")),
@@ -54,28 +54,30 @@ def record(source: KernelSource) -> type[Hopper] | type[Blackwell]:
     return Hopper if source.arch == "sm_90a" else Blackwell
 
 
-def hopper(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> Hopper:
+def hopper(problem: Problem, assigned: plan.Assignment, lse: View, dist: View) -> Hopper:
     """The record without addresses."""
     kv_batch, kv_token = problem.kv_strides
     return Hopper(
         kv_batch_bytes=kv_batch * 2,
         kv_token_bytes=kv_token * 2,
-        **dealt.sharing,
-        **_shared(problem, dealt, lse, dist),
+        **assigned.sharing,
+        **_shared(problem, assigned, lse, dist),
     )
 
 
-def blackwell(problem: Problem, rows: KvRows, tokens: int, dealt: plan.Deal, lse: View, dist: View) -> Blackwell:
+def blackwell(
+    problem: Problem, rows: KvRows, tokens: int, assigned: plan.Assignment, lse: View, dist: View
+) -> Blackwell:
     """The record without addresses; `tokens` are the queries of all batch entries together."""
     return Blackwell(
         token_rows=rows.token_rows,
         batch_rows=rows.batch_rows,
         queries=tokens,
-        **_shared(problem, dealt, lse, dist),
+        **_shared(problem, assigned, lse, dist),
     )
 
 
-def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[str, Any]:
+def _shared(problem: Problem, assigned: plan.Assignment, lse: View, dist: View) -> dict[str, Any]:
     options = problem.options
     lse_batch, lse_query, lse_head = lead_strides(lse, problem)
     dist_batch, dist_query, _ = lead_strides(dist, problem)
@@ -87,7 +89,7 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
         "lse_head": lse_head,
         "dist_batch": dist_batch,
         "dist_query": dist_query,
-        **dealt.slicing,
+        **assigned.slicing,
         "normalize": int(options.normalize == "l1"),
         "scale_log2": scales.score,
         "unit": scales.unit,

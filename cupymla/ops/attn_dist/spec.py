@@ -1,4 +1,4 @@
-"""The door of attn_dist: every check a caller can meet, and the problem that is left when they all pass."""
+"""Argument validation of attn_dist: every check a caller can meet, and the problem that is left when they all pass."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _checked(views: Views, problem: Problem, outputs: tuple[Any, ...]) -> Proble
     mla.check_array(views.lse, "lse", problem.head_shape, "float32", views.q, "free")
     (dist,) = outputs
     if dist is not None:
-        views.dist = mla.check_output(dist, "dist", problem.slot_shape, "float32", views.q, "lists")
+        views.dist = mla.check_output(dist, "dist", problem.entry_shape, "float32", views.q, "lists")
         mla.check_overlap(ARGUMENTS, views)
     return problem
 
 
-DOOR = mla.Door(ARGUMENTS, _checked)
-read = DOOR.read
+VALIDATION = mla.Validation(ARGUMENTS, _checked)
+read = VALIDATION.read

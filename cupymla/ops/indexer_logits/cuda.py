@@ -22,7 +22,7 @@ _ARRAYS = (*_HEADED, "k_scale", "starts", "ends", "logits")
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/indexer_logits/sm90/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/indexer_logits/sm90/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ARRAYS),

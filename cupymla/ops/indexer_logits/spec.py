@@ -1,4 +1,5 @@
-"""The door of indexer_logits: every check a caller can meet, and the problem that is left when they all pass."""
+"""Argument validation of indexer_logits: every check a caller can meet, and the problem that is left when they all
+pass."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from ...tensor import Device, View
 from ..arguments import Arguments, Flag, option
-from ..indexer_door import Door
+from ..indexer_validation import Validation
 from ..mla import MaskOptions
 
 OPERATOR = "indexer_logits"
@@ -100,50 +101,88 @@ def read(
     logits: Any = None,
 ) -> tuple[Views, Problem]:
     """Check a call. Raises InputError."""
-    door = Door(OPERATOR)
-    q_seen = door.view(q, "q", (*DTYPES, "uint8"))
-    lead = door.rank(q_seen, "q", "[T, H, D]", 3)
+    validation = Validation(OPERATOR)
+    scored = read_scored(validation, q, k, weights, q_scale, k_scale, starts, ends)
+    views = Views(
+        **scored.arrays, logits=validation.shaped(logits, "logits", scored.shape, ("float32",), "lists", output=True)
+    )
+    options = validation.chosen(ARGUMENTS, causal, q_start, k_stride, relu)
+    validation.separate()
+    return views, scored.problem(options)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What is scored, seen.
+
+    Attributes:
+        arrays: by name.
+        lead, queries, keys, heads, channels, dtype: as of `Problem`.
+    """
+
+    arrays: dict[str, Any]
+    lead: tuple[int, ...]
+    queries: int
+    keys: int
+    heads: int
+    channels: int
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the logits."""
+        return (*self.lead, self.queries, self.keys)
+
+    def problem(self, options: Options) -> Problem:
+        """The problem of scoring it."""
+        limits = self.arrays["starts"], self.arrays["ends"]
+        return Problem(
+            lead=self.lead,
+            queries=self.queries,
+            keys=self.keys,
+            heads=self.heads,
+            channels=self.channels,
+            dtype=self.dtype,
+            masked=options.causal or any(limit is not None for limit in limits),
+            options=options,
+            device=self.arrays["q"].device,
+        )
+
+
+def read_scored(
+    validation: Validation, q: Any, k: Any, weights: Any, q_scale: Any, k_scale: Any, starts: Any, ends: Any
+) -> Scored:
+    """Check the arrays that every operator of this family takes. Raises InputError."""
+    q_seen = validation.view(q, "q", (*DTYPES, "uint8"))
+    lead = validation.rank(q_seen, "q", "[T, H, D]", 3)
     heads, channels = q_seen.shape[-2:]
     if channels not in CHANNELS:
-        raise door.error("q", "64 or 128 channels, D in [T, H, D]", channels)
+        raise validation.error("q", "64 or 128 channels, D in [T, H, D]", channels)
     if not 1 <= heads <= MAX_HEADS:
-        raise door.error("q", f"1 to {MAX_HEADS} heads, H in [T, H, D]", heads)
-    door.check_layout(q_seen, "q", "rows")
-    queries = door.extent(q_seen, "q", -3, "queries")
+        raise validation.error("q", f"1 to {MAX_HEADS} heads, H in [T, H, D]", heads)
+    validation.check_layout(q_seen, "q", "rows")
+    queries = validation.extent(q_seen, "q", -3, "queries")
     narrow = q_seen.dtype in FP8
-    k_seen = door.view(k, "k", FP8 if narrow else (q_seen.dtype,))
+    k_seen = validation.view(k, "k", FP8 if narrow else (q_seen.dtype,))
     if k_seen.ndim != len(lead) + 2 or k_seen.shape[: len(lead)] != lead or k_seen.shape[-1] != channels:
-        raise door.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
-    door.check_layout(k_seen, "k", "rows")
-    keys = door.extent(k_seen, "k", -2, "keys")
+        raise validation.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
+    validation.check_layout(k_seen, "k", "rows")
+    keys = validation.extent(k_seen, "k", -2, "keys")
     if not narrow:
         for argument, given in (("q_scale", q_scale), ("k_scale", k_scale)):
             if given is not None:
-                raise door.error(argument, f"None with {q_seen.dtype} q and k", type(given).__name__)
+                raise validation.error(argument, f"None with {q_seen.dtype} q and k", type(given).__name__)
     row = (*lead, queries)
-    weights_seen = door.shaped(weights, "weights", (*row, heads), ("float32", "bfloat16"))
+    weights_seen = validation.shaped(weights, "weights", (*row, heads), ("float32", "bfloat16"))
     if weights_seen is None:
-        raise door.error("weights", f"an array of shape {[*row, heads]}", None)
-    views = Views(
-        q=q_seen,
-        k=k_seen,
-        weights=weights_seen,
-        q_scale=door.shaped(q_scale, "q_scale", (*row, heads), ("float32",)),
-        k_scale=door.shaped(k_scale, "k_scale", (*lead, keys), ("float32",)),
-        starts=door.shaped(starts, "starts", row, ("int32",)),
-        ends=door.shaped(ends, "ends", row, ("int32",)),
-        logits=door.shaped(logits, "logits", (*row, keys), ("float32",), "lists", output=True),
-    )
-    options = door.chosen(ARGUMENTS, causal, q_start, k_stride, relu)
-    door.separate()
-    return views, Problem(
-        lead=lead,
-        queries=queries,
-        keys=keys,
-        heads=heads,
-        channels=channels,
-        dtype=FP8[0] if narrow else q_seen.dtype,
-        masked=options.causal or starts is not None or ends is not None,
-        options=options,
-        device=q_seen.device,
-    )
+        raise validation.error("weights", f"an array of shape {[*row, heads]}", None)
+    arrays = {
+        "q": q_seen,
+        "k": k_seen,
+        "weights": weights_seen,
+        "q_scale": validation.shaped(q_scale, "q_scale", (*row, heads), ("float32",)),
+        "k_scale": validation.shaped(k_scale, "k_scale", (*lead, keys), ("float32",)),
+        "starts": validation.shaped(starts, "starts", row, ("int32",)),
+        "ends": validation.shaped(ends, "ends", row, ("int32",)),
+    }
+    return Scored(arrays, lead, queries, keys, heads, channels, FP8[0] if narrow else q_seen.dtype)

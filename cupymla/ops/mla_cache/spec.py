@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, NoOptions, option, whole
-from ..indexer_door import Door
+from ..indexer_validation import Validation
 from .formats import SCALE_RULES
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -63,7 +63,7 @@ class Problem:
         return (*self.rows, self.channels)
 
 
-class CodesChecks(Door):
+class CodesChecks(Validation):
     """The checks of a function of fp8 codes."""
 
     def codes(self, array: Any, argument: str, shape: tuple[int, ...]) -> View | None:

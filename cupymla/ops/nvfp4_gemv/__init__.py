@@ -1,4 +1,4 @@
-"""`nvfp4_gemv` and its companions: products with block-scaled 4-bit matrices, and the formats they are in."""
+"""`nvfp4_gemv` and its related functions: products with block-scaled 4-bit matrices, and the formats they are in."""
 
 from __future__ import annotations
 

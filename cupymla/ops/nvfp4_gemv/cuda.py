@@ -12,9 +12,9 @@ from ...tensor import View
 from ..bound import Results
 from ..gpu import check_record
 from . import plan
-from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
 from .tiles import TileBinding, fits, row_and_batch
+from .validation import Operand
 
 _BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
 
@@ -22,7 +22,7 @@ _WHOLE = {_BY_BYTES: "no", _BY_ROWS: "rows", _BY_WORDS: "words"}
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/nvfp4_gemv/sm80/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/nvfp4_gemv/sm80/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "sfa", "b", "sfb", "alpha", "bias", "c")),
@@ -88,7 +88,7 @@ class StreamBinding:
         kernel = build.kernel(source, device)
         facts = kernel.facts
         check_record(source, facts, Parameters)
-        work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
+        work = plan.assign_work(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
         self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k)
         self._parameters = _parameters(views, problem, work, c_strides)
         self._geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])

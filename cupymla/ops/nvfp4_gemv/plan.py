@@ -1,4 +1,4 @@
-"""Which kernels serve a problem, and how rows are dealt to CTAs. Pure: no array, no driver."""
+"""Which kernels serve a problem, and how rows are assigned to CTAs. Pure: no array, no driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_TILED = 2**31 - 256
 
 _FOLDER = "nvfp4_gemv/sm80"
 _TENSOR_KERNEL = "nvfp4_gemv_tcgen05"
-_COMPANIONS = ("quantize", "dequantize")
+_WITH_FORMAT = ("quantize", "dequantize")
 _FORMATLESS = ("amax", "swizzle")
 _B_DTYPES = ("e2m1", *ACTIVATION_DTYPES)
 _TILE_ROWS = 16
@@ -55,7 +55,7 @@ _MULTIPLIED_ROW = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How a problem is dealt out.
+    """How a problem is divided.
 
     Attributes:
         parts: ranges of rows that a batch is divided into; each is an item of work.
@@ -138,8 +138,8 @@ def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int 
         n: columns, 1 to 16; one variant serves 1, one up to 8, one up to 16.
         whole: "no" for a variant that serves any call; "rows" or "words" for whole ones (`is_whole`) in which rows of a
             and b begin at multiples of 16 bytes, and linear scales of a at multiples of a chunk's (16, with MXFP4 8),
-            or scales in either layout at multiples of 4, launched as `raw_deal` says. In any other call these would
-            read out of bounds.
+            or scales in either layout at multiples of 4, launched as `raw_work_assignment` says. In any other call
+            these would read out of bounds.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -162,8 +162,8 @@ def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int 
     return KernelSource(f"{_FOLDER}/{OPERATOR}.cu", OPERATOR, defines, target(arch))
 
 
-def companion(name: str, arch: Arch, fmt: BlockFormat | None = None) -> KernelSource:
-    """The kernel of a companion: "amax" or "swizzle", or "quantize" or "dequantize" of a format.
+def auxiliary(name: str, arch: Arch, fmt: BlockFormat | None = None) -> KernelSource:
+    """The kernel of a related function: "amax" or "swizzle", or "quantize" or "dequantize" of a format.
 
     Raises UnsupportedError when the target has no kernel.
     """
@@ -177,7 +177,7 @@ def _whole(arch: Arch) -> tuple[str, ...]:
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
-    """Every kernel variant and every companion's kernel, of one target or of all."""
+    """Every kernel variant and every kernel of a related function, of one target or of all."""
     return tuple(source for name in TARGETS if arch_name in (None, name) for source in _sources_of(arches.named(name)))
 
 
@@ -189,13 +189,13 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
         for n in _MOST_COLUMNS
         for whole in _whole(arch)
     )
-    blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
+    blocks = (auxiliary(name, arch, fmt) for name in _WITH_FORMAT for fmt in FORMATS)
     tensor = (tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS)
-    return (*products, *tensor, *blocks, *(companion(name, arch) for name in _FORMATLESS))
+    return (*products, *tensor, *blocks, *(auxiliary(name, arch) for name in _FORMATLESS))
 
 
-def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapping[str, int]) -> Work:
-    """Deal out a problem's rows, so that every CTA gets the same share as nearly as can be.
+def assign_work(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapping[str, int]) -> Work:
+    """Assign a problem's rows, so that every CTA gets the same share as nearly as can be.
 
     Args:
         m: rows of a batch.
@@ -206,7 +206,7 @@ def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapp
         facts: the kernel's launch facts. Of them "vector_bytes", shared memory for b of a phase; "factor_bytes", of
             these beside a chunk of a column, for factors of its blocks; "phase_elements", of all columns of b that a
             phase may have; "chunk", elements of k that a warp takes at a time; "pass_rows", rows that a CTA holds the
-            sums of; "groups" of warps, the most among which chunks are dealt.
+            sums of; "groups" of warps, the most among which chunks are assigned.
 
     Raises UnsupportedError for more parts than can be counted.
     """
@@ -219,7 +219,7 @@ def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapp
 
 
 def may_be_whole(problem: Problem, arch: Arch, multiprocessors: int) -> bool:
-    """Whether a call is whole (`is_whole`), before there is a kernel for whose facts it can be dealt."""
+    """Whether a call is whole (`is_whole`), before there is a kernel for whose facts it can be assigned."""
     if target(arch) not in WHOLE_TARGETS or not _has_no_tail(problem.k):
         return False
     parts = _parts(problem.m, problem.batches, multiprocessors, PASS_ROWS)
@@ -227,7 +227,8 @@ def may_be_whole(problem: Problem, arch: Arch, multiprocessors: int) -> bool:
 
 
 def is_whole(work: Work, k: int) -> bool:
-    """Whether a call with rows of k elements is whole as far as its sizes and deal say: no CTA has a second pass."""
+    """Whether a call with rows of k elements is whole as far as its sizes and work assignment say: no CTA has a second
+    pass."""
     rows = work.part_rows + (work.long_parts > 0)
     return _has_no_tail(k) and work.items <= work.ctas and rows <= PASS_ROWS
 
@@ -236,7 +237,7 @@ def _has_no_tail(k: int) -> bool:
     return k % CHUNK == 0 and k < 2**31
 
 
-def raw_deal(
+def raw_work_assignment(
     source: KernelSource,
     facts: Mapping[str, int],
     multiprocessors: int,
@@ -246,10 +247,11 @@ def raw_deal(
     k: int,
     batches: int = 1,
 ) -> WorkAssignment:
-    """The deal of the streaming kernel for a launch on its own.
+    """The work assignment of the streaming kernel for a launch on its own.
 
     Args:
-        source: the variant. One for whole calls is to be launched as dealt: it has no look at how many CTAs there are.
+        source: the variant. One for whole calls is to be launched as assigned: it has no look at how many CTAs there
+            are.
         facts: its launch facts.
         multiprocessors: of the device.
         m: rows of a batch.
@@ -264,7 +266,7 @@ def raw_deal(
         raise InputError("n", f"1 to {most}, which this variant serves", shown(n), OPERATOR)
     if k % 2:
         raise InputError("k", "an even number", shown(k), OPERATOR)
-    work = deal(m, n, k, batches, multiprocessors, facts)
+    work = assign_work(m, n, k, batches, multiprocessors, facts)
     if dict(source.defines)["CUPYMLA_WHOLE"] and not is_whole(work, k):
         given = f"m={m}, k={k}, batches={batches} on {multiprocessors} multiprocessors"
         raise InputError("sizes", "those of a whole call, as this variant is for them alone", given, OPERATOR)
@@ -297,7 +299,7 @@ def _cost(rows: int, pass_rows: int) -> float:
 
 
 def _phase_chunks(n: int, k: int, facts: Mapping[str, int]) -> int:
-    """Chunks of b that a phase may have, evenly dealt to phases and to groups of warps."""
+    """Chunks of b that a phase may have, evenly assigned to phases and to groups of warps."""
     chunk, groups = facts["chunk"], facts["groups"]
     fitting = (facts["vector_bytes"] // n - groups * _COLUMN_PADDING) // (2 * chunk + facts["factor_bytes"])
     fitting = min(fitting, facts["phase_elements"] // (n * chunk))

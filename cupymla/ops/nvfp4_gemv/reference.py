@@ -1,4 +1,4 @@
-"""NumPy references of `nvfp4_gemv` and its companions: the CPU back end, and what kernels are compared with.
+"""NumPy references of `nvfp4_gemv` and its related functions: the CPU back end, and what kernels are compared with.
 
 Everything is vectorised, and walked in blocks of rows so that a large matrix is never decoded as a whole.
 

@@ -1,4 +1,4 @@
-"""The public calls: from the door to the NumPy reference on the CPU, or to the kernels on a GPU."""
+"""The public calls: from the validation to the NumPy reference on the CPU, or to the kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...build import KernelSource
 from ...tensor import View
 from ..calls import Calls
 from ..operator import operator
-from . import companions, cuda, formats, plan, reference, spec, tiles
-from .door import Operand
+from . import conversions, cuda, formats, plan, reference, spec, tiles
+from .validation import Operand
 
 V = TypeVar("V")
 
@@ -191,34 +191,34 @@ GEMV = Calls(spec.ARGUMENTS, spec.read, cuda.wanted, cuda.bind, _on_cpu)
 QUANTIZE = Calls(
     spec.QUANTIZE,
     _alone(spec.read_quantize),
-    companions.Quantize.wanted,
-    companions.Quantize,
+    conversions.Quantize.wanted,
+    conversions.Quantize,
     _quantize_on_cpu,
-    handed=companions.Quantize.handed,
+    handed=conversions.Quantize.handed,
 )
 DEQUANTIZE = Calls(
     spec.DEQUANTIZE,
     _alone(spec.read_dequantize),
-    companions.Dequantize.wanted,
-    companions.Dequantize,
+    conversions.Dequantize.wanted,
+    conversions.Dequantize,
     _dequantize_on_cpu,
-    handed=companions.Dequantize.handed,
+    handed=conversions.Dequantize.handed,
 )
 SWIZZLE = Calls(
     spec.SWIZZLE,
     _alone(spec.read_swizzle),
-    companions.Swizzle.wanted,
-    companions.Swizzle,
+    conversions.Swizzle.wanted,
+    conversions.Swizzle,
     _swizzle_on_cpu,
-    handed=companions.Swizzle.handed,
+    handed=conversions.Swizzle.handed,
 )
 UNSWIZZLE = Calls(
     spec.UNSWIZZLE,
     _alone(spec.read_unswizzle),
-    companions.Swizzle.wanted,
-    companions.Unswizzle,
+    conversions.Swizzle.wanted,
+    conversions.Unswizzle,
     functools.partial(_swizzle_on_cpu, backwards=True),
-    handed=companions.Swizzle.handed,
+    handed=conversions.Swizzle.handed,
 )
 
 

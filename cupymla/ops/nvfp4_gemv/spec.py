@@ -1,4 +1,5 @@
-"""The door of `nvfp4_gemv` and its companions: every check a caller can fail, and what comes of passing them."""
+"""Argument validation of `nvfp4_gemv` and its related functions: every check a caller can fail, and what comes of
+passing them."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any, Literal
 from ...errors import shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Axis, Choice, Dtype, Integer, option
-from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, is_number
 from .formats import FORMATS, MXFP4, BlockFormat, named, padded
+from .validation import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Operand, Validation, is_number
 
 OPERATOR = "nvfp4_gemv"
 MAX_N = 16
@@ -224,27 +225,27 @@ def read(
     c: object = None,
 ) -> tuple[Views, Problem]:
     """Check a call of `nvfp4_gemv`. Raises InputError."""
-    door = Door(ARGUMENTS.operator)
-    options = door.taken(ARGUMENTS, format, scale_layout, batch_axis, out_dtype)
+    validation = Validation(ARGUMENTS.operator)
+    options = validation.taken(ARGUMENTS, format, scale_layout, batch_axis, out_dtype)
     fmt, layout = named(options.format), options.scale_layout
-    a_operand = door.first(door.view(a, "a", E2M1_DTYPES), "a", [("m", None), ("k/2", None)])
+    a_operand = validation.first(validation.view(a, "a", E2M1_DTYPES), "a", [("m", None), ("k/2", None)])
     m, k = a_operand.shape[0], 2 * a_operand.shape[1]
-    b_operand, b_dtype = _read_b(door, b, k)
+    b_operand, b_dtype = _read_b(validation, b, k)
     n = b_operand.shape[0]
-    sfa_operand = door.scales(sfa, "sfa", fmt, layout, ("m", m, k))
-    sfb_operand = _read_sfb(door, sfb, b_dtype, fmt, layout, (n, k))
-    alpha_kind, alpha_value, alpha_operand = _read_alpha(door, alpha, m)
+    sfa_operand = validation.scales(sfa, "sfa", fmt, layout, ("m", m, k))
+    sfb_operand = _read_sfb(validation, sfb, b_dtype, fmt, layout, (n, k))
+    alpha_kind, alpha_value, alpha_operand = _read_alpha(validation, alpha, m)
     label: str | None = options.out_dtype
     c_operand = None
     if c is not None:
-        seen = door.view(c, "c", OUT_DTYPES if label is None else (label,), output=True)
-        c_operand = door.matrix(seen, "c", [("m", m), ("n", n)], contiguous=False)
+        seen = validation.view(c, "c", OUT_DTYPES if label is None else (label,), output=True)
+        c_operand = validation.matrix(seen, "c", [("m", m), ("n", n)], contiguous=False)
         label = seen.dtype
     label = label or "float16"
     bias_operand = None
     if bias is not None:
-        bias_operand = door.per_row(door.view(bias, "bias", (label,), ", like c"), "bias", m)
-    door.separate()
+        bias_operand = validation.per_row(validation.view(bias, "bias", (label,), ", like c"), "bias", m)
+    validation.separate()
     views = Views(
         a=a_operand,
         b=b_operand,
@@ -254,7 +255,7 @@ def read(
         alpha_value=alpha_value,
         bias=bias_operand,
         c=c_operand,
-        batch_first=door.batch_first if door.batched else None,
+        batch_first=validation.batch_first if validation.batched else None,
     )
     problem = Problem(
         m=m,
@@ -272,46 +273,48 @@ def read(
     return views, problem
 
 
-def _read_b(door: Door, b: object, k: int) -> tuple[Operand, str]:
-    seen = door.view(b, "b", (*E2M1_DTYPES, *ACTIVATION_DTYPES))
+def _read_b(validation: Validation, b: object, k: int) -> tuple[Operand, str]:
+    seen = validation.view(b, "b", (*E2M1_DTYPES, *ACTIVATION_DTYPES))
     if seen.dtype in E2M1_DTYPES:
-        operand, dtype = door.matrix(seen, "b", [("n", None), ("k/2", k // 2)]), "e2m1"
+        operand, dtype = validation.matrix(seen, "b", [("n", None), ("k/2", k // 2)]), "e2m1"
     else:
-        operand, dtype = door.matrix(seen, "b", [("n", None), ("k", k)]), seen.dtype
+        operand, dtype = validation.matrix(seen, "b", [("n", None), ("k", k)]), seen.dtype
     if not 1 <= operand.shape[0] <= MAX_N:
-        raise door.error("b", f"n from 1 to {MAX_N} rows (of a padded b, pass a view such as b[:1])", operand.shape[0])
+        raise validation.error(
+            "b", f"n from 1 to {MAX_N} rows (of a padded b, pass a view such as b[:1])", operand.shape[0]
+        )
     return operand, dtype
 
 
 def _read_sfb(
-    door: Door, sfb: object, b_dtype: str, fmt: BlockFormat, layout: str, extent: tuple[int, int]
+    validation: Validation, sfb: object, b_dtype: str, fmt: BlockFormat, layout: str, extent: tuple[int, int]
 ) -> Operand | None:
     if b_dtype != "e2m1":
         if sfb is not None:
-            raise door.error("sfb", f"None with a {b_dtype} b", type(sfb).__name__)
+            raise validation.error("sfb", f"None with a {b_dtype} b", type(sfb).__name__)
         return None
     if sfb is None:
-        raise door.error("sfb", "the scales of a 4-bit b (only a bfloat16 or float16 b has none)", None)
+        raise validation.error("sfb", "the scales of a 4-bit b (only a bfloat16 or float16 b has none)", None)
     n, k = extent
-    return door.scales(sfb, "sfb", fmt, layout, ("n", n, k))
+    return validation.scales(sfb, "sfb", fmt, layout, ("n", n, k))
 
 
 def _read_alpha(
-    door: Door, alpha: object, m: int
+    validation: Validation, alpha: object, m: int
 ) -> tuple[Literal["one", "host", "device", "rows"], float, Operand | None]:
     if alpha is None:
         return "one", 1.0, None
     if is_number(alpha):
-        return "host", door.host_float(alpha, "alpha"), None
+        return "host", validation.host_float(alpha, "alpha"), None
     if isinstance(alpha, (str, list, tuple)):
-        raise door.error("alpha", "None, a number or a float32 array", type(alpha).__name__)
-    operand = door.per_row(door.view(alpha, "alpha", ("float32",)), "alpha", m, scalar=True)
+        raise validation.error("alpha", "None, a number or a float32 array", type(alpha).__name__)
+    operand = validation.per_row(validation.view(alpha, "alpha", ("float32",)), "alpha", m, scalar=True)
     return ("device" if operand.view.shape in ((), (1,)) else "rows"), 1.0, operand
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalScale:
-    """The per-tensor scale of a companion call.
+    """The per-tensor scale of a related function call.
 
     Attributes:
         kind: none; the caller's number; a device value; or to be computed from the tensor.
@@ -324,25 +327,25 @@ class GlobalScale:
     operand: Operand | None = None
 
 
-def _read_global_scale(door: Door, value: object, fmt: BlockFormat, *, amax: bool) -> GlobalScale:
+def _read_global_scale(validation: Validation, value: object, fmt: BlockFormat, *, amax: bool) -> GlobalScale:
     if value is None:
         return GlobalScale("one")
     if fmt == MXFP4:
-        raise door.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", shown(value))
+        raise validation.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", shown(value))
     if isinstance(value, str):
         if amax and str.__str__(value) == "amax":
             return GlobalScale("amax")
         words = "'amax', " if amax else ""
-        raise door.error("global_scale", f"None, {words}a number or a float32 array", shown(value))
+        raise validation.error("global_scale", f"None, {words}a number or a float32 array", shown(value))
     if is_number(value):
-        number = door.host_float(value, "global_scale")
+        number = validation.host_float(value, "global_scale")
         if not 0 < number < float("inf"):
-            raise door.error("global_scale", "a finite number above 0", shown(value))
+            raise validation.error("global_scale", "a finite number above 0", shown(value))
         return GlobalScale("host", value=number)
-    seen = door.view(value, "global_scale", ("float32",))
+    seen = validation.view(value, "global_scale", ("float32",))
     if seen.shape not in ((), (1,)):
-        raise door.error("global_scale", "one value, shape [] or [1]", f"shape {list(seen.shape)}")
-    return GlobalScale("device", operand=door.per_row(seen, "global_scale", 1, scalar=True))
+        raise validation.error("global_scale", "one value, shape [] or [1]", f"shape {list(seen.shape)}")
+    return GlobalScale("device", operand=validation.per_row(seen, "global_scale", 1, scalar=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,22 +372,22 @@ def read_quantize(
     scales: object = None,
 ) -> QuantizeViews:
     """Check a call of `quantize_nvfp4`. Raises InputError."""
-    door = Door(QUANTIZE.operator)
-    options = door.taken(QUANTIZE, format, scale_layout, batch_axis)
+    validation = Validation(QUANTIZE.operator)
+    options = validation.taken(QUANTIZE, format, scale_layout, batch_axis)
     fmt, layout = named(options.format), options.scale_layout
-    x_operand = door.first(door.view(x, "x", FLOAT_DTYPES), "x", [("m", None), ("k", None)])
+    x_operand = validation.first(validation.view(x, "x", FLOAT_DTYPES), "x", [("m", None), ("k", None)])
     m, k = x_operand.shape[:2]
     if k % 2:
-        raise door.error("x", "an even k, for two codes share a byte", f"k = {k}")
-    factor = _read_global_scale(door, global_scale, fmt, amax=True)
+        raise validation.error("x", "an even k, for two codes share a byte", f"k = {k}")
+    factor = _read_global_scale(validation, global_scale, fmt, amax=True)
     packed_operand = scales_operand = None
     if packed is not None:
-        seen = door.view(packed, "packed", E2M1_DTYPES, output=True)
-        packed_operand = door.matrix(seen, "packed", [("m", m), ("k/2", k // 2)])
+        seen = validation.view(packed, "packed", E2M1_DTYPES, output=True)
+        packed_operand = validation.matrix(seen, "packed", [("m", m), ("k/2", k // 2)])
     if scales is not None:
-        scales_operand = door.scales(scales, "scales", fmt, layout, ("m", m, k), output=True)
-    door.separate()
-    batch_first = door.batch_first if door.batched else None
+        scales_operand = validation.scales(scales, "scales", fmt, layout, ("m", m, k), output=True)
+    validation.separate()
+    batch_first = validation.batch_first if validation.batched else None
     return QuantizeViews(x_operand, packed_operand, scales_operand, factor, fmt, layout, batch_first)
 
 
@@ -414,21 +417,23 @@ def read_dequantize(
     out: object = None,
 ) -> DequantizeViews:
     """Check a call of `dequantize_nvfp4`. Raises InputError."""
-    door = Door(DEQUANTIZE.operator)
-    options = door.taken(DEQUANTIZE, format, scale_layout, batch_axis, out_dtype)
+    validation = Validation(DEQUANTIZE.operator)
+    options = validation.taken(DEQUANTIZE, format, scale_layout, batch_axis, out_dtype)
     fmt, layout = named(options.format), options.scale_layout
-    packed_operand = door.first(door.view(packed, "packed", E2M1_DTYPES), "packed", [("m", None), ("k/2", None)])
+    packed_operand = validation.first(
+        validation.view(packed, "packed", E2M1_DTYPES), "packed", [("m", None), ("k/2", None)]
+    )
     m, k = packed_operand.shape[0], 2 * packed_operand.shape[1]
-    scales_operand = door.scales(scales, "scales", fmt, layout, ("m", m, k))
-    factor = _read_global_scale(door, global_scale, fmt, amax=False)
+    scales_operand = validation.scales(scales, "scales", fmt, layout, ("m", m, k))
+    factor = _read_global_scale(validation, global_scale, fmt, amax=False)
     label: str | None = options.out_dtype
     out_operand = None
     if out is not None:
-        seen = door.view(out, "out", FLOAT_DTYPES if label is None else (label,), output=True)
-        out_operand = door.matrix(seen, "out", [("m", m), ("k", k)])
+        seen = validation.view(out, "out", FLOAT_DTYPES if label is None else (label,), output=True)
+        out_operand = validation.matrix(seen, "out", [("m", m), ("k", k)])
         label = seen.dtype
-    door.separate()
-    batch_first = door.batch_first if door.batched else None
+    validation.separate()
+    batch_first = validation.batch_first if validation.batched else None
     return DequantizeViews(
         packed_operand, scales_operand, factor, fmt, layout, label or "float32", out_operand, batch_first
     )
@@ -455,16 +460,18 @@ _SCALE_DTYPES = ("uint8", "float8_e4m3fn", "float8_e8m0fnu")
 
 def read_swizzle(scales: object, *, batch_axis: object = -1, out: object = None) -> SwizzleViews:
     """Check a call of `swizzle_scales`. Raises InputError."""
-    door = Door(SWIZZLE.operator)
-    door.taken(SWIZZLE, batch_axis)
-    operand = door.first(door.view(scales, "scales", _SCALE_DTYPES), "scales", [("rows", None), ("columns", None)])
+    validation = Validation(SWIZZLE.operator)
+    validation.taken(SWIZZLE, batch_axis)
+    operand = validation.first(
+        validation.view(scales, "scales", _SCALE_DTYPES), "scales", [("rows", None), ("columns", None)]
+    )
     rows, columns, batches = operand.shape
     out_operand = None
     if out is not None:
-        seen = door.view(out, "out", (operand.view.dtype,), ", like scales", output=True)
-        out_operand = door.swizzled(seen, "out", rows, columns)
-    door.separate()
-    batch_first = door.batch_first if door.batched else None
+        seen = validation.view(out, "out", (operand.view.dtype,), ", like scales", output=True)
+        out_operand = validation.swizzled(seen, "out", rows, columns)
+    validation.separate()
+    batch_first = validation.batch_first if validation.batched else None
     return SwizzleViews(operand, rows, columns, (*padded(rows, columns), batches), out_operand, batch_first)
 
 
@@ -472,25 +479,25 @@ def read_unswizzle(
     swizzled: object, rows: object, columns: object, *, batch_axis: object = -1, out: object = None
 ) -> SwizzleViews:
     """Check a call of `unswizzle_scales`. Raises InputError."""
-    door = Door(UNSWIZZLE.operator)
-    options = door.taken(UNSWIZZLE, rows, columns, batch_axis)
+    validation = Validation(UNSWIZZLE.operator)
+    options = validation.taken(UNSWIZZLE, rows, columns, batch_axis)
     row_count, column_count = options.rows, options.columns
-    seen = door.view(swizzled, "swizzled", _SCALE_DTYPES)
+    seen = validation.view(swizzled, "swizzled", _SCALE_DTYPES)
     all_rows, all_columns = padded(row_count, column_count)
     unbatched = seen.shape in ((all_rows, all_columns), (all_rows * all_columns,))
     if not unbatched:
-        door.take_batches(seen)
+        validation.take_batches(seen)
         size = all_rows * all_columns
-        if len(seen.shape) == 2 and seen.shape[1 if door.batch_first else 0] != size:
-            flat = f"[l, bytes = {size}]" if door.batch_first else f"[bytes = {size}, l]"
+        if len(seen.shape) == 2 and seen.shape[1 if validation.batch_first else 0] != size:
+            flat = f"[l, bytes = {size}]" if validation.batch_first else f"[bytes = {size}, l]"
             expected = f"128x4 scales of shape [rows = {all_rows}, columns = {all_columns}] or {flat}"
-            raise door.error("swizzled", expected, f"shape {list(seen.shape)}")
-    operand = door.swizzled(seen, "swizzled", row_count, column_count)
+            raise validation.error("swizzled", expected, f"shape {list(seen.shape)}")
+    operand = validation.swizzled(seen, "swizzled", row_count, column_count)
     out_operand = None
     if out is not None:
-        target = door.view(out, "out", (operand.view.dtype,), ", like swizzled", output=True)
-        out_operand = door.matrix(target, "out", [("rows", row_count), ("columns", column_count)])
-    door.separate()
-    batch_first = door.batch_first if door.batched else None
+        target = validation.view(out, "out", (operand.view.dtype,), ", like swizzled", output=True)
+        out_operand = validation.matrix(target, "out", [("rows", row_count), ("columns", column_count)])
+    validation.separate()
+    batch_first = validation.batch_first if validation.batched else None
     out_shape = (row_count, column_count, operand.shape[-1])
     return SwizzleViews(operand, row_count, column_count, out_shape, out_operand, batch_first)

@@ -10,16 +10,16 @@ from ...build.source import KernelSource
 from ...launch import Geometry, Launcher
 from ...tensormap import TileMap, encoded
 from ..gpu import check_record
-from .door import Operand
 from .model import Tiling
 from .spec import OUT_DTYPES, Problem, Views
+from .validation import Operand
 
 _LARGEST_STRIDE = 2**40 - 16
 _HALF_WORDS = 256  # of 2 bytes: a 128x4 block of scales, the most that a box may have
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/nvfp4_gemv/sm100/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/nvfp4_gemv/sm100/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("alpha", "bias", "c")),

@@ -21,28 +21,28 @@ WRITTEN = ARGUMENTS.written
 
 CHOICES = {
     "sparse_mla_bwd": Choice(
-        ("plan._MARGIN=0.0", "halves._WHEN='never'"),
+        ("plan._MARGIN=0.0", "two_phase._WHEN='never'"),
         further=(
             ("order", "plan._ORDER_GAIN=-1.0"),
-            ("halves", "halves._WHEN='always'"),
-            ("shares", "halves._WHEN='always'"),
-            ("shares", "halves._WHOLE_ROOM=-1.0"),
-            ("ordered_shares", "halves._WHEN='always'"),
-            ("ordered_shares", "halves._WHOLE_ROOM=-1.0"),
-            ("ordered_shares", "plan._ORDER_GAIN=-1.0"),
+            ("two_phase", "two_phase._WHEN='always'"),
+            ("columns_outermost", "two_phase._WHEN='always'"),
+            ("columns_outermost", "two_phase._ALL_COLUMNS_BYTES=-1.0"),
+            ("columns_outermost_in_order", "two_phase._WHEN='always'"),
+            ("columns_outermost_in_order", "two_phase._ALL_COLUMNS_BYTES=-1.0"),
+            ("columns_outermost_in_order", "plan._ORDER_GAIN=-1.0"),
         ),
     ),
-    "sparse_mla_bwd_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
+    "sparse_mla_bwd_packed": Choice("plan._MARGIN=1e9", intents=("packed_queries",)),
 }
 
 
-def _joint() -> Iterator[MlaCase]:
-    """Neighbouring queries that take their rows together: four of up to 16 heads, two of up to 32."""
+def _packed_queries() -> Iterator[MlaCase]:
+    """Packed queries: four of up to 16 heads, two of up to 32."""
 
     def make(name: str, q: int, h: int = 16, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
-        return sized(h, d, k, q, kv, f"_joint{name}", "joint", **traits)
+        return sized(h, d, k, q, kv, f"_packed_queries{name}", "packed_queries", **traits)
 
-    # The last bunch not full, lengths that differ within one, bunches without a row.
+    # The last query group not full, lengths that differ within one, query groups without a row.
     yield make("", 9, k=130, kv=400, batch=3, lengths="hostile")
     yield make("_sink", 5, h=1, k=1, kv=1, selection="full", sink="finite")
     yield make("", 3, h=7, d=512, dtype="float16", layout="strided")
@@ -60,7 +60,7 @@ def _joint() -> Iterator[MlaCase]:
     yield make("_fp32_dist_sink", 6, selection="empty", sink="finite", wants_dist=True, dkv_dtype="float32")
     yield make("_dist_duplicates", 5, h=32, d=512, selection="duplicates", wants_dist=True)
     yield make("_dist", 6, k=130, kv=300, batch=2, lengths="hostile", layout="strided", wants_dist=True)
-    # The most slots, the most tokens; as many queries as make an H200 choose this kernel by itself.
+    # The most entries, the most tokens; as many queries as make an H200 choose this kernel by itself.
     yield make("", 4, d=512, k=2048, kv=131072, h=3)
     yield make("_dist", 3, k=4096, kv=5001, h=30, wants_dist=True)
     yield make("_dist", 1400, k=257, kv=500, wants_dist=True, lengths="hostile", sink="finite")
@@ -74,7 +74,7 @@ def _order() -> Iterator[MlaCase]:
 
     yield make(3, 5, 130, 300, d=576, batch=2, lengths="hostile", wants_dist=True, name="_dist")
     yield make(65, 3, 70, 200, d=576, dtype="float16", layout="strided", wants_dist=True, name="_dist")
-    # Two passes of a pair.
+    # Two head blocks of a cluster.
     yield make(130, 2, 70, 200, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
     yield make(7, 4, 65, 50, selection="duplicates", sink="infinite", wants_dist=True, name="_dist_sink_duplicates")
     yield make(66, 4, 130, 50, selection="duplicates", name="_duplicates")
@@ -82,19 +82,19 @@ def _order() -> Iterator[MlaCase]:
     yield make(2, 3, 65, 40, selection="nothing", wants_dist=True, name="_dist_nothing")
     yield make(9, 4, 400, 500, selection="few", dkv_dtype="float32", name="_fp32_few")
     yield make(16, 9, 65, 20, causal=True, k_stride=4, q_start=3, wants_dist=True, name="_dist_causal_stride4")
-    # The most slots, the most tokens; as many queries at a time as an H200's multiprocessors.
+    # The most entries, the most tokens; as many queries at a time as an H200's multiprocessors.
     yield make(1, 1, 8192, 300, selection="few", wants_dist=True, name="_dist_few")
     yield make(1, 1, 65, 1 << 18, dkv_dtype="float32", name="_fp32")
     yield make(2, 140, 600, 30000, wants_dist=True, name="_dist")
 
 
-def _halves() -> Iterator[MlaCase]:
+def _two_phase() -> Iterator[MlaCase]:
     """65 to 128 heads, whose P and dS come first, and dQ and dKV from them."""
 
     def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
-        return sized(h, d, k, q, kv, f"_halves{name}", "halves", **traits)
+        return sized(h, d, k, q, kv, f"_two_phase{name}", "two_phase", **traits)
 
-    # Both consumers of the first stage more than once, and the last stretch, or its second block, not full.
+    # Both consumers of the first stage more than once, and the last key tile, or its second block, not full.
     yield make(128, 3, 700, 900)
     yield make(128, 3, 513, 600, d=512, dtype="float16", layout="strided")
     yield make(100, 4, 390, 500, batch=2, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
@@ -110,15 +110,15 @@ def _halves() -> Iterator[MlaCase]:
         70, 5, 270, 300, d=512, batch=2, lengths="hostile", deterministic=True, wants_dist=True, name="_det_dist"
     )
     yield make(65, 3, 150, 200, dtype="float16", deterministic=True, selection="few", name="_det_few")
-    # The benchmark's slots.
+    # The benchmark's entries.
     yield make(128, 20, 2048, 3000)
 
 
-def _shares() -> Iterator[MlaCase]:
-    """In halves, whose gradients are made of all queries for some columns first, then for the next."""
+def _columns_outermost() -> Iterator[MlaCase]:
+    """In two phases, whose gradients are made of all queries for some columns first, then for the next."""
 
     def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
-        return sized(h, d, k, q, kv, f"_shares{name}", "shares", **traits)
+        return sized(h, d, k, q, kv, f"_columns_outermost{name}", "columns_outermost", **traits)
 
     yield make(128, 5, 300, 400)
     yield make(90, 4, 150, 200, d=512, batch=2, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
@@ -128,11 +128,11 @@ def _shares() -> Iterator[MlaCase]:
     yield make(128, 150, 130, 1000, d=512)
 
 
-def _ordered_shares() -> Iterator[MlaCase]:
+def _columns_outermost_in_order() -> Iterator[MlaCase]:
     """The same, of queries that take their rows in the order of tokens."""
 
     def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
-        return sized(h, d, k, q, kv, f"_ordered_shares{name}", "ordered_shares", **traits)
+        return sized(h, d, k, q, kv, f"_columns_outermost_in_order{name}", "columns_outermost_in_order", **traits)
 
     yield make(128, 4, 300, 400, selection="duplicates", name="_duplicates")
     yield make(80, 3, 200, 300, batch=2, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
@@ -156,14 +156,14 @@ CASES: tuple[MlaCase, ...] = (
     sized(16, 576, 65, 6, 200, "_det", "options", deterministic=True),
     sized(16, 576, 65, 5, 20, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
     sized(128, 576, 130, 6, 50, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
-    # More heads than a pair of CTAs takes at a time; more slots for a token than are sorted at a time.
+    # More heads than a 2-CTA cluster takes at a time; more entries for a token than are sorted at a time.
     sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
     sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
-    *_joint(),
+    *_packed_queries(),
     *_order(),
-    *_halves(),
-    *_shares(),
-    *_ordered_shares(),
+    *_two_phase(),
+    *_columns_outermost(),
+    *_columns_outermost_in_order(),
 )
 
 BENCH: tuple[MlaCase, ...] = (
@@ -179,7 +179,7 @@ BENCH: tuple[MlaCase, ...] = (
 )
 
 DEMO = sized(128, 576, 2048, 1, 4096, intent="shapes", selection="full")
-"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+"""A problem of the timing cases' heads and entries, which takes the references a second or two."""
 
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 
 def flops(case: MlaCase) -> float:
-    """All five products, over every slot."""
-    return mla_cases.slots_flops(case, 3 * case.d_qk + 2 * D_V)
+    """All five products, over every entry."""
+    return mla_cases.entries_flops(case, 3 * case.d_qk + 2 * D_V)
 
 
 def bytes_moved(case: MlaCase) -> float:

@@ -25,13 +25,16 @@ from .spec import OPERATOR, Problem, Views
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/sparse_mla_bwd/params.cuh; its size is compared with the kernels' own."""
+    """Mirrors `Parameters` in cuda/sparse_mla_bwd/params.cuh; its size is compared with the kernels' own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("kv", "out", "lse", "indices", "topk_length", "attn_sink")),
         *((name, ctypes.c_void_p) for name in ("attn_dist", "dq", "dkv", "d_sink")),
-        *((name, ctypes.c_void_p) for name in ("sums", "sink_terms", "partials", "row_ends", "slot_list")),
-        *((name, ctypes.c_void_p) for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows")),
+        *((name, ctypes.c_void_p) for name in ("sums", "sink_terms", "partials", "row_ends", "entry_list")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("rows", "row_topk_entries", "row_counts", "listed_dist", "non_finite_rows")
+        ),
         *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
         *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
         *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
@@ -44,10 +47,10 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "kv_rows")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
-        *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal", "followed")),
+        *((name, ctypes.c_int32) for name in ("head_blocks", "batch_rows", "token_rows", "causal", "has_dependent")),
         *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "unit", "unit_rest")),
         *((name, ctypes.c_float) for name in ("lse_to_log2", "sink_to_lse")),
-        ("weights", ctypes.c_void_p),
+        ("p_ds", ctypes.c_void_p),
     )
 
 
@@ -65,7 +68,7 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     record = Parameters(
         **record_fields(shared),
         kv_rows=chosen.kv_rows,
-        passes=chosen.passes,
+        head_blocks=chosen.head_blocks,
         sm_scale=scale,
         scale_log2=scales.score,
         unit=scales.unit,
@@ -123,18 +126,18 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.sums, record.dkv = workspace + layout.sums, outputs[1]
     if layout.sink_terms is not None:
         record.sink_terms, record.d_sink = workspace + layout.sink_terms, outputs[2]
-    if layout.partials is not None and layout.row_ends is not None and layout.slot_list is not None:
+    if layout.partials is not None and layout.row_ends is not None and layout.entry_list is not None:
         record.partials = workspace + layout.partials
         record.row_ends = workspace + layout.row_ends
-        record.slot_list = workspace + layout.slot_list
-    for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows", "weights"):
+        record.entry_list = workspace + layout.entry_list
+    for name in ("rows", "row_topk_entries", "row_counts", "listed_dist", "non_finite_rows", "p_ds"):
         start: int | None = getattr(layout, name)
         setattr(record, name, None if start is None else workspace + start)
 
 
 def put_in_order(listed: Parameters, record: Parameters, chosen: plan.Plan, begin: int) -> None:
     """Make `listed` the record of an attention that takes what `sort` has listed from query `begin` on in the place of
-    indices, and leaves the distribution for `deal`."""
+    indices, and leaves the distribution for `scatter`."""
     ctypes.pointer(listed)[0] = record
     shared = chosen.problem.shared
 
@@ -191,8 +194,8 @@ class Binding:
         kernel = build.kernel(source, device.index)
         facts = kernel.facts
         check_record(source, facts, Parameters)
-        if step.stage in ATTENDING and facts["pass_heads"] != self.plan.pass_heads:
-            raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
+        if step.stage in ATTENDING and facts["block_heads"] != self.plan.block_heads:
+            raise CompileError(source.path, f"{self.plan.block_heads} heads a head block, not {facts['block_heads']}")
         geometry = Geometry(step.grid, facts["threads"], facts["smem_bytes"], facts["cluster"], pdl=dependent)
         count = self.plan.maps if step.stage in ATTENDING else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
@@ -205,14 +208,14 @@ class Binding:
         """Set every address. The views' layouts are those the binding was made for."""
         point(self._parameters, self.plan, views, outputs, workspace)
         record = self._parameters
-        self._lists = record.row_ends or 0, record.slot_list or 0
+        self._lists = record.row_ends or 0, record.entry_list or 0
         pointers = (views.q.ptr, views.dout.ptr, views.kv.ptr)
         if self.launcher is None or self._pointers == pointers:
             return
         self._pointers = None  # until every map is another one
         shared, heads, queries = self.plan.problem.shared, self.plan.box_heads, self.plan.queries
         wanted = [("q", views.q, shared.d_qk, BOX_CHANNELS), ("dout", views.dout, shared.d_v, BOX_CHANNELS)]
-        if self.plan.attends_in_pairs:
+        if self.plan.attends_in_clusters:
             wanted.append(("q", views.q, shared.d_qk, plan.ROPE_COLUMNS))
         maps = []
         for name, view, channels, box_channels in wanted:
@@ -220,7 +223,7 @@ class Binding:
             request = head_tiles(shared, view.ptr, strides, channels, heads, queries, box_channels)
             maps.append(tiles(request, name, OPERATOR))
         if self.plan.kv_map is not None:
-            # Without a token no slot is valid, so nothing is read, but a map wants an address.
+            # Without a token no entry is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
         for (stage, *_), launcher in self._launchers.items():
             if stage in ATTENDING:
@@ -237,15 +240,19 @@ class Binding:
                 put_in_order(record, self._parameters, self.plan, step.query_begin)
             elif self.plan.lists > 1:
                 self._take_list(step.list)
-            record.query_begin, record.query_end, record.followed = step.query_begin, step.query_end, step.followed
+            record.query_begin, record.query_end, record.has_dependent = (
+                step.query_begin,
+                step.query_end,
+                step.has_dependent,
+            )
             launcher(stream)
 
     def _take_list(self, number: int) -> None:
         """Point the record to what that chunk has of the lists; to all of them for number 0."""
         shared = self.plan.problem.shared
-        row_ends, slot_list = self._lists
+        row_ends, entry_list = self._lists
         self._parameters.row_ends = row_ends + number * self.plan.kv_rows * 4
-        self._parameters.slot_list = slot_list + number * self.plan.chunk * shared.topk * 4
+        self._parameters.entry_list = entry_list + number * self.plan.chunk * shared.topk * 4
 
 
 def wanted(views: Views, problem: Problem) -> Results:

@@ -17,15 +17,15 @@ Stage = Literal[
     "sum",
     "merge",
     "sort",
-    "deal",
-    "weights",
-    "columns",
+    "scatter",
+    "p_ds",
+    "dq_dkv",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """What the translation units can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
 
-ATTENDING: tuple[Stage, ...] = ("attention", "weights", "columns")
-"""Those of them that take tensor maps, of q and dout among them, and a query's slots."""
+ATTENDING: tuple[Stage, ...] = ("attention", "p_ds", "dq_dkv")
+"""Those of them that take tensor maps, of q and dout among them, and a query's entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,14 @@ class Launch:
     Attributes:
         stage: which kernel.
         ctas: the grid's first extent.
-        query_begin, query_end: the queries, counted over all batch entries, that it takes; bunches of them, in `merge`
-            and the attention after it.
-        lists: for how many chunks of queries it makes lists of slots; 1 of what makes none.
-        shares: shares of columns whose CTAs begin one share after another; 1 where all of a query's begin together.
+        query_begin, query_end: the queries, counted over all batch entries, that it takes; query groups of them, in
+            `merge` and the attention after it.
+        lists: for how many chunks of queries it makes lists of entries; 1 of what makes none.
+        column_splits: splits of the columns whose CTAs begin one split after another; 1 where all of a query's begin
+            at once.
         list: which of the chunks that have lists it takes; 0 of what reads none.
         dependent: whether a launch of the call comes before it, which it may overlap with.
-        followed: whether one comes after it.
+        has_dependent: whether one comes after it.
     """
 
     stage: Stage
@@ -49,15 +50,15 @@ class Launch:
     query_begin: int
     query_end: int
     lists: int = 1
-    shares: int = 1
+    column_splits: int = 1
     list: int = 0
     dependent: bool = False
-    followed: bool = False
+    has_dependent: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:
         """CTAs by blockIdx."""
-        return self.ctas, self.lists * self.shares, 1
+        return self.ctas, self.lists * self.column_splits, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,19 @@ class Workspace:
     """Where parts of the workspace begin, in bytes; None for parts that there are not.
 
     Attributes:
-        sums: fp32 [batch * s_kv, d_qk], for a pair on sm_90a with `SPARE_ROWS` more; where dkv is not added to itself.
+        sums: fp32 [batch * s_kv, d_qk], for a cluster on sm_90a with `SPARE_ROWS` more; where dkv is not added to
+            itself.
         sink_terms: fp32 [queries, h_q], with a sink.
         partials: fp32 [chunk, topk, d_qk], or two bytes each where rows are packed; when deterministic, as the rest.
         row_ends: int32 [lists, batch * s_kv].
-        slot_list: int32 [lists, chunk, topk].
-        rows: int32 [chunk, queries * topk], when queries take their rows together or in order, as the rest.
-        row_slots: uint16 [chunk, queries * topk, queries], with a distribution.
+        entry_list: int32 [lists, chunk, topk].
+        rows: int32 [chunk, queries * topk], when queries are packed or in order, as the rest.
+        row_topk_entries: uint16 [chunk, queries * topk, queries], with a distribution.
         row_counts: uint32 [chunk].
         listed_dist: fp32 [chunk, topk], in order with a distribution.
-        strange_rows: uint8 [batch * s_kv], together.
-        weights: 16-bit [chunk, blocks of 64 slots, 2, 2, 64 * 64], P and dS, and int32 [chunk, 2], how many slots there
-            are, where the attention is in halves.
+        non_finite_rows: uint8 [batch * s_kv], when queries are packed.
+        p_ds: 16-bit [chunk, blocks of 64 entries, 2, 2, 64 * 64], P and dS, and int32 [chunk, 2], how many entries
+            there are, where the attention is in two phases.
         bytes: all of it.
     """
 
@@ -84,11 +86,11 @@ class Workspace:
     sink_terms: int | None
     partials: int | None
     row_ends: int | None
-    slot_list: int | None
+    entry_list: int | None
     rows: int | None
-    row_slots: int | None
+    row_topk_entries: int | None
     row_counts: int | None
     listed_dist: int | None
-    strange_rows: int | None
-    weights: int | None
+    non_finite_rows: int | None
+    p_ds: int | None
     bytes: int

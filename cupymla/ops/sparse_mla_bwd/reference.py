@@ -106,7 +106,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one block of queries adds: dkeys [queries, width, d_qk] is what each slot gives to its token."""
+    """What one block of queries adds: dkeys [queries, width, d_qk] is what each entry gives to its token."""
 
     dq: Array
     dkeys: Array

@@ -9,7 +9,7 @@ from ...build import KernelSource
 from ..calls import Calls
 from ..mla import by_reference
 from . import cuda, plan, reference
-from .spec import ARGUMENTS, DOOR, read
+from .spec import ARGUMENTS, VALIDATION, read
 
 CALLS = Calls(
     ARGUMENTS,
@@ -17,7 +17,7 @@ CALLS = Calls(
     cuda.wanted,
     cuda.bind,
     by_reference(ARGUMENTS, reference.sparse_mla_bwd, cuda.wanted),
-    look=DOOR.look,
+    look=VALIDATION.look,
     size=cuda.workspace_bytes,
 )
 """Those of the public function."""

@@ -6,7 +6,7 @@ from .spec import Problem
 
 
 def partial_bytes(problem: Problem, packed: bool) -> int:
-    """Of the rows that one query's slots add."""
+    """Of the rows that one query's entries add."""
     return problem.shared.topk * problem.shared.d_qk * (2 if packed else 4)
 
 
@@ -24,19 +24,20 @@ def all_kv_rows(problem: Problem) -> int:
     return problem.shared.s_kv * _batch(problem)
 
 
-def all_bunches(problem: Problem, queries: int) -> int:
-    """Bunches of so many neighbouring queries, the last of each batch entry perhaps not full."""
+def all_query_groups(problem: Problem, queries: int) -> int:
+    """Query groups of so many neighbouring queries, the last of each batch entry perhaps not full."""
     return -(-problem.shared.s_q // queries) * _batch(problem)
 
 
 def list_bytes(problem: Problem, queries: int) -> int:
-    """Of the lists of one bunch."""
-    slots = queries * problem.shared.topk
+    """Of the lists of one query group."""
+    entries = queries * problem.shared.topk
     listed_dist = 4 if queries == 1 else 0
-    return slots * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
+    return entries * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
 
 
 def fitting(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
-    """Queries or bunches whose rows are stored at a time: as many as have room, in whole waves of CTAs if possible."""
+    """Queries or query groups whose rows are stored at a time: as many as have room, in whole waves of CTAs if
+    possible."""
     room = max(1, limit_bytes // max(each_bytes, 1))
     return max(1, min(count, room // wave * wave if room > wave else room))

@@ -1,4 +1,5 @@
-"""The door of sparse_mla_bwd: every check a caller can meet, and the problem that is left when they all pass."""
+"""Argument validation of sparse_mla_bwd: every check a caller can meet, and the problem that is left when they all
+pass."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def _read_outputs(
     shared = problem.shared
     if d_sink is not None and not shared.has_sink:
         raise InputError("d_sink", "None without attn_sink", "an array")
-    views.attn_dist = mla.check_output(attn_dist, "attn_dist", shared.slot_shape, "float32", views.q, "lists")
+    views.attn_dist = mla.check_output(attn_dist, "attn_dist", shared.entry_shape, "float32", views.q, "lists")
     views.dq = mla.check_output(dq, "dq", views.q.shape, shared.dtype, views.q, "rows")
     views.dkv = mla.check_output(dkv, "dkv", problem.dkv_shape, problem.dkv_dtype, views.q, "rows")
     views.d_sink = mla.check_output(d_sink, "d_sink", (shared.h_q,), "float32", views.q, "free")
@@ -99,5 +100,5 @@ def _read_outputs(
     mla.check_overlap(ARGUMENTS, views)
 
 
-DOOR = mla.Door(ARGUMENTS, _checked)
-read = DOOR.read
+VALIDATION = mla.Validation(ARGUMENTS, _checked)
+read = VALIDATION.read

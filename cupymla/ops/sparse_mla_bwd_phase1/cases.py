@@ -19,7 +19,7 @@ CASES: tuple[MlaCase, ...] = mla_cases.COMMON
 BENCH: tuple[MlaCase, ...] = (sized(128, 576, 2048, 1024, 8192), sized(128, 512, 2048, 1024, 8192))
 
 DEMO = sized(128, 576, 2048, 2, 8192, intent="shapes", selection="full")
-"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+"""A problem of the timing cases' heads and entries, which takes the references a second or two."""
 
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 
 def flops(case: MlaCase) -> float:
-    """The product with the keys, over every slot, and delta's."""
-    return mla_cases.slots_flops(case, case.d_qk) + 2.0 * case.queries * case.h_q * D_V
+    """The product with the keys, over every entry, and delta's."""
+    return mla_cases.entries_flops(case, case.d_qk) + 2.0 * case.queries * case.h_q * D_V
 
 
 def bytes_moved(case: MlaCase) -> float:

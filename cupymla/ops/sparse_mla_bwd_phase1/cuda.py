@@ -20,7 +20,7 @@ from .spec import OPERATOR, Problem, Views
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/sparse_mla_bwd_phase1/sm100/params.cuh; sizes are compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/sparse_mla_bwd_phase1/sm100/params.cuh; sizes are compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "dout", "indices", "topk_length", "p", "delta")),
@@ -33,7 +33,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_int32) for name in ("batch_rows", "token_rows")),
-        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens", "shares")),
+        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens", "head_block_clusters")),
         *((name, ctypes.c_int32) for name in ("causal",)),
     )
 
@@ -51,9 +51,9 @@ def parameters(chosen: plan.Plan, problem: Problem, views: Views, outputs: Seque
         **record_fields(problem),
         batch_rows=chosen.rows.batch_rows,
         token_rows=chosen.rows.token_rows,
-        groups=chosen.shares.groups,
-        group_tokens=chosen.shares.group_tokens,
-        shares=chosen.shares.ctas,
+        groups=chosen.assignment.groups,
+        group_tokens=chosen.assignment.group_tokens,
+        head_block_clusters=chosen.assignment.ctas,
     )
     out, dout = (tuple(2 * stride for stride in lead_strides(view, problem)) for view in (views.out, views.dout))
     record.out_batch_bytes, record.out_query_bytes, record.out_head_bytes = out
@@ -86,8 +86,8 @@ class Binding(Launches):
             check_record(source, facts, Parameters)
             if (facts["cta_heads"], facts["cluster"]) != (plan.CTA_HEADS, plan.PAIR_CTAS):
                 raise CompileError(source.path, f"{plan.PAIR_CTAS} CTAs of {plan.CTA_HEADS} heads for a query")
-            if self.plan.shares.group_tokens > facts["pair_queries"]:
-                raise CompileError(source.path, f"pairs that take {self.plan.shares.group_tokens} queries")
+            if self.plan.assignment.group_tokens > facts["cluster_queries"]:
+                raise CompileError(source.path, f"pairs that take {self.plan.assignment.group_tokens} queries")
             geometry = Geometry((self.plan.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
             launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._parameters))
         super().__init__(launcher)
@@ -107,7 +107,7 @@ class Binding(Launches):
             problem = self._problem
             request = head_tiles(problem, views.q.ptr, problem.q_strides, problem.d_qk, plan.CTA_HEADS)
             self.launcher.replace(0, tiles(request, "q", OPERATOR))
-            # Without a token no slot is valid, so nothing is read, but a map wants an address.
+            # Without a token no entry is valid, so nothing is read, but a map wants an address.
             kv = views.kv.ptr if self._problem.s_kv else views.q.ptr
             self.launcher.replace(1, encoded(self.plan.rows.tiles(kv)))
             self._pointers = pointers

@@ -1,4 +1,4 @@
-"""Which kernel serves the backward's first phase, and how queries are dealt to CTAs. Pure: no array, no driver."""
+"""Which kernel serves the backward's first phase, and how queries are assigned to CTAs. Pure: no array, no driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..kv_rows import KvRows, kv_rows
 from ..mla import D_QK, DTYPES
-from ..shares import Shares, shares
+from ..query_assignment import QueryAssignment, assign_queries
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -36,20 +36,20 @@ class Plan:
         source: what to compile.
         tokens: queries of all batch entries together.
         head_blocks: blocks of 128 heads.
-        shares: how queries are dealt to pairs of CTAs.
+        assignment: how queries are assigned to pairs of CTAs.
         rows: how rows of kv are numbered.
     """
 
     source: KernelSource
     tokens: int
     head_blocks: int
-    shares: Shares
+    assignment: QueryAssignment
     rows: KvRows
 
     @property
     def ctas(self) -> int:
         """The grid."""
-        return self.shares.ctas * self.head_blocks * PAIR_CTAS
+        return self.assignment.ctas * self.head_blocks * PAIR_CTAS
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
@@ -59,24 +59,24 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """
     source = variant(arch, d_qk=problem.d_qk, dtype=problem.dtype)
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
-    head_blocks, dealt = _deal(tokens, problem.h_q, multiprocessors)
-    made = Plan(source, tokens, head_blocks, dealt, kv_rows(problem, OPERATOR))
+    head_blocks, assigned = _assign_work(tokens, problem.h_q, multiprocessors)
+    made = Plan(source, tokens, head_blocks, assigned, kv_rows(problem, OPERATOR))
     if max(made.ctas, tokens) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {problem.h_q} heads"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} CTAs, two for each query and 128 heads")
     return made
 
 
-def _deal(tokens: int, h_q: int, multiprocessors: int) -> tuple[int, Shares]:
-    """Blocks of 128 heads, and how queries are dealt to the pairs of CTAs of one."""
+def _assign_work(tokens: int, h_q: int, multiprocessors: int) -> tuple[int, QueryAssignment]:
+    """Blocks of 128 heads, and how queries are assigned to the pairs of CTAs of one."""
     head_blocks = max(1, -(-h_q // (PAIR_CTAS * CTA_HEADS)))
-    return head_blocks, shares(tokens, head_blocks, max(1, multiprocessors // PAIR_CTAS))
+    return head_blocks, assign_queries(tokens, head_blocks, max(1, multiprocessors // PAIR_CTAS))
 
 
-def raw_deal(
+def raw_work_assignment(
     source: KernelSource, facts: Mapping[str, int], multiprocessors: int, *, s_q: int, h_q: int, batch: int = 1
 ) -> WorkAssignment:
-    """The deal for a launch on its own.
+    """The work assignment for a launch on its own.
 
     Args:
         source: the variant.
@@ -86,9 +86,9 @@ def raw_deal(
         h_q: heads of a query.
         batch: how many entries there are.
     """
-    head_blocks, dealt = _deal(s_q * batch, h_q, multiprocessors)
-    fields = {"groups": dealt.groups, "group_tokens": dealt.group_tokens, "shares": dealt.ctas}
-    return WorkAssignment(dealt.ctas * head_blocks * PAIR_CTAS, fields)
+    head_blocks, assigned = _assign_work(s_q * batch, h_q, multiprocessors)
+    fields = {"groups": assigned.groups, "group_tokens": assigned.group_tokens, "head_block_clusters": assigned.ctas}
+    return WorkAssignment(assigned.ctas * head_blocks * PAIR_CTAS, fields)
 
 
 def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSource:

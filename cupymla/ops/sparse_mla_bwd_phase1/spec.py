@@ -1,4 +1,4 @@
-"""The door of sparse_mla_bwd_phase1: every check a caller can meet, and the problem that is left."""
+"""Argument validation of sparse_mla_bwd_phase1: every check a caller can meet, and the problem that is left."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def _read_outputs(views: Views, problem: Problem, p: Any, delta: Any) -> None:
     mla.check_overlap(ARGUMENTS, views)
 
 
-DOOR = mla.Door(ARGUMENTS, _checked)
-read = DOOR.read
+VALIDATION = mla.Validation(ARGUMENTS, _checked)
+read = VALIDATION.read

@@ -44,7 +44,7 @@ _SCALES = tuple((name, ctypes.c_float) for name in _UNITS)
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/sparse_mla_fwd/sm90/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/sparse_mla_fwd/sm90/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         ("kv", ctypes.c_void_p),
@@ -61,7 +61,7 @@ class Parameters(ctypes.Structure):
 
 
 class BlackwellParameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/sparse_mla_fwd/sm100/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/sparse_mla_fwd/sm100/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *_OPTIONAL,
@@ -177,7 +177,7 @@ class Binding(ABC):
 
 
 class HopperBinding(Binding):
-    """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots; a launch ahead lists rows in the order of
+    """Of the Hopper kernel: CTAs by themselves, or sharing a query's entries; a launch ahead lists rows in the order of
     tokens where they are to be taken so."""
 
     def __init__(
@@ -189,8 +189,8 @@ class HopperBinding(Binding):
             kv_batch_bytes=kv_batch * 2,
             kv_token_bytes=kv_token * 2,
             head_blocks=chosen.head_blocks,
-            groups=chosen.shares.groups,
-            group_tokens=chosen.shares.group_tokens,
+            groups=chosen.assignment.groups,
+            group_tokens=chosen.assignment.group_tokens,
             **_common_fields(problem, outputs, sink_stride),
         )
         super().__init__(problem, chosen.source, chosen.heads, self._record, device)

@@ -16,7 +16,7 @@ from ..kv_rows import KvRows, kv_rows
 from . import plan
 from .spec import OPERATOR, Problem
 
-_CTA_SLOTS = 64  # slots of a KV block for each CTA of an item
+_CTA_ENTRIES = 64  # entries of a KV block for each CTA of an item
 
 # What merging the parts of a query is taken to cost CTAs by themselves, and pairs, in units of the time that they take
 # for a KV block: each CTA reads 128 KB of what others left. Estimates; they have not been timed.
@@ -32,7 +32,7 @@ class BlackwellPlan:
         tokens: queries of all batch entries together.
         item_ctas: CTAs that take an item's heads together: a pair, or one.
         head_blocks: items of a query.
-        parts: how many times as many share the slots of an item, as a cluster.
+        parts: how many times as many share the entries of an item, as a cluster.
         clusters: clusters in the grid, no more than run at once.
         rows: how KV is one matrix.
     """
@@ -67,14 +67,14 @@ def item_ctas(h_q: int) -> int:
 
 
 def parts(items: int, topk: int, multiprocessors: int, ctas: int, without: Collection[int] = ()) -> int:
-    """How many times the CTAs of an item, a power of two, are to share the slots of each.
+    """How many times the CTAs of an item, a power of two, are to share the entries of each.
 
     More than once only where all of them run at once. Those of `without` are left out: a GPU may have no room for
     clusters of that size.
     """
     merge_blocks = _MERGE_BLOCKS if ctas == 1 else _PAIR_MERGE_BLOCKS
     sizes = (cluster // ctas for cluster in plan.CLUSTERS if cluster * items <= multiprocessors)
-    return plan.cheapest_parts(-(-topk // (_CTA_SLOTS * ctas)), merge_blocks, sizes, without)
+    return plan.cheapest_parts(-(-topk // (_CTA_ENTRIES * ctas)), merge_blocks, sizes, without)
 
 
 def blackwell_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> BlackwellPlan:

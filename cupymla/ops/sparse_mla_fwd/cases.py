@@ -20,7 +20,7 @@ CHOICES = {"sparse_mla_fwd": Choice("plan._ORDER_GAIN=1.0", further=(("order", "
 
 
 def _options(q: int, h: int, k: int, kv: int) -> tuple[MlaCase, ...]:
-    """The options once more, where every query has several blocks of slots."""
+    """The options once more, where every query has several blocks of entries."""
 
     def case(suffix: str, d: int = 576, **options: Any) -> MlaCase:
         return sized(h, d, k, q, kv, f"_{suffix}", intent="parts", **options)
@@ -39,7 +39,7 @@ def _options(q: int, h: int, k: int, kv: int) -> tuple[MlaCase, ...]:
 
 
 def _order() -> Iterator[MlaCase]:
-    """Queries that take their rows in the order of tokens, where their slots are not shared by several CTAs."""
+    """Queries that take their rows in the order of tokens, where their entries are not shared by several CTAs."""
 
     def make(h: int, q: int, k: int, kv: int, d: int = 512, name: str = "", **traits: Any) -> MlaCase:
         return sized(h, d, k, q, kv, f"_order{name}", "order", **traits)
@@ -50,7 +50,7 @@ def _order() -> Iterator[MlaCase]:
     yield make(7, 4, 65, 50, selection="duplicates", sink="infinite", name="_duplicates")
     yield make(20, 4, 400, 500, selection="few", lse_base="2", name="_few")
     yield make(16, 9, 65, 20, causal=True, k_stride=4, q_start=3, name="_causal_stride4")
-    # On a GPU. The most slots, the most tokens; rows that do not all fit L2.
+    # On a GPU. The most entries, the most tokens; rows that do not all fit L2.
     yield make(128, 70, 130, 200, batch=2, lengths="hostile", layout="strided", name="_strided")
     yield make(65, 80, 130, 50, d=576, selection="duplicates", dtype="float16", name="_duplicates")
     yield make(24, 140, 400, 500, d=576, selection="empty", sink="finite", name="_empty")
@@ -61,14 +61,14 @@ def _order() -> Iterator[MlaCase]:
 
 CASES: tuple[MlaCase, ...] = (
     *(*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.EXTREMES, *mla_cases.SINKS),
-    # Few queries: the slots of each go to several CTAs on a GPU; one query's 32 blocks to as many as there are.
+    # Few queries: the entries of each go to several CTAs on a GPU; one query's 32 blocks to as many as there are.
     *_options(3, 65, 500, 600),
     *_options(3, 24, 500, 600),
     sized(128, 576, 2048, 1, 3000, intent="parts"),
-    # Two queries, as in EXTREMES: among many, two slots would tie for the whole softmax and rounding decide.
+    # Two queries, as in EXTREMES: among many, two entries would tie for the whole softmax and rounding decide.
     sized(16, 576, 500, 2, 600, "_scale_huge", intent="parts", sm_scale=1e9),
     sized(16, 512, 2048, 2, 3000, "_few_lengths", intent="parts", selection="few", lengths="hostile"),
-    # More pairs of a query and a block of heads than a GPU has multiprocessors: a CTA has all slots of a query.
+    # More pairs of a query and a block of heads than a GPU has multiprocessors: a CTA has all entries of a query.
     *_options(70, 65, 300, 400),
     *_options(140, 24, 300, 400),
     # So many that a CTA takes one query after another.
@@ -100,7 +100,7 @@ BENCH: tuple[MlaCase, ...] = (
 )
 
 DEMO = sized(128, 576, 2048, 2, 4096, intent="shapes", selection="full")
-"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+"""A problem of the timing cases' heads and entries, which takes the references a second or two."""
 
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 
 def flops(case: MlaCase) -> float:
-    """Both products, over every slot; of timing cases with options over those that count."""
-    return mla_cases.slots_flops(case, case.d_qk + D_V)
+    """Both products, over every entry; of timing cases with options over those that count."""
+    return mla_cases.entries_flops(case, case.d_qk + D_V)
 
 
 def bytes_moved(case: MlaCase) -> float:

@@ -15,7 +15,7 @@ from .spec import Problem, Views
 
 
 class OrderParameters(ctypes.Structure):
-    """Twin of `OrderParameters` in cuda/sparse_mla_fwd/sm90/order_params.cuh; sizes are compared."""
+    """Mirrors `OrderParameters` in cuda/sparse_mla_fwd/sm90/order_params.cuh; sizes are compared."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("indices", "topk_length", "lists", "lengths")),

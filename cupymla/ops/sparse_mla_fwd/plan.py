@@ -11,8 +11,8 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES
+from ..query_assignment import QueryAssignment, assign_queries
 from ..rows_in_order import found_more
-from ..shares import Shares, shares
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -29,19 +29,19 @@ BLACKWELL_CTA_HEADS = 64
 """The same there."""
 
 BLACKWELL_HEADS = (64, 128)
-"""Query heads that one CTA, and a pair of CTAs, take there."""
+"""Query heads that one CTA, and a CTA pair, take there."""
 
 CLUSTERS = (2, 4, 8, 16)
 """CTAs of a cluster, where there is one."""
 
-_PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
+_STEP_ENTRIES = 128  # entries of the two KV blocks that a CTA works on at a time
 
 # What merging the parts of a query costs, in units of the time a CTA takes for two KV blocks.
-_MERGE_PAIRS = 1
+_MERGE_STEPS = 1
 
 # Cycles that a CTA of so many heads takes for two KV blocks and for a merge, where queries are so few that heads may be
 # divided among more CTAs than need be: measured on an H200 (cuda/sparse_mla_fwd/sm90/README.md).
-_PAIR_CYCLES = {16: 4000, 32: 4300, 64: 6800}
+_STEP_CYCLES = {16: 4000, 32: 4300, 64: 6800}
 _MERGE_CYCLES = {16: 4000, 32: 8000}
 
 # sm_scale * log2(e) is a factor of -inf in the kernel that wants it positive, so it must not vanish in fp32.
@@ -53,11 +53,11 @@ STAGES = ("attention", "order")
 query's tokens in ascending order."""
 
 ORDER_TOKENS = 1 << 18
-"""Tokens of a batch entry that `order` has room for: twin of `kMaxOrderTokens` in
+"""Tokens of a batch entry that `order` has room for: as `kMaxOrderTokens` in
 cuda/sparse_mla_fwd/sm90/order_params.cuh."""
 
-ORDER_SLOTS = 4096
-"""Slots of a query that it has room for: twin of `kMaxOrderSlots` there."""
+ORDER_ENTRIES = 4096
+"""Entries of a query that it has room for: as `kMaxOrderEntries` there."""
 
 _ORDER_GAIN = 0.05
 """Rows are taken in the order of tokens where so much more of them is then expected to be found in L2."""
@@ -66,7 +66,7 @@ _L2_BYTES = 25e6
 """What an H200's multiprocessor has of L2 next to it: one of two partitions."""
 
 LIST_BYTES = 1 << 30
-"""What lists may take; where they need more, rows are taken in the order of slots."""
+"""What lists may take; where they need more, rows are taken in the order of entries."""
 
 _MOST_MULTIPROCESSORS = 144
 """Of any Hopper GPU: the whole die's."""
@@ -98,10 +98,10 @@ class Plan:
         heads: query heads of a CTA.
         tokens: queries of all batch entries together.
         head_blocks: CTAs that share a query's heads.
-        parts: CTAs that share the slots of a query and a block of heads, as a cluster.
-        shares: how queries are dealt to CTAs.
-        workspace: None where queries take their rows in the order of slots, else that for lists of them in the order of
-            tokens.
+        parts: CTAs that share the entries of a query and a block of heads, as a cluster.
+        assignment: how queries are assigned to CTAs.
+        workspace: None where queries take their rows in the order of entries, else that for lists of them in the order
+            of tokens.
     """
 
     source: KernelSource
@@ -109,7 +109,7 @@ class Plan:
     tokens: int
     head_blocks: int
     parts: int
-    shares: Shares
+    assignment: QueryAssignment
     workspace: Workspace | None = None
 
     @property
@@ -120,7 +120,7 @@ class Plan:
     @property
     def clusters(self) -> int:
         """Clusters in the grid."""
-        return self.shares.ctas * self.head_blocks
+        return self.assignment.ctas * self.head_blocks
 
     @property
     def ctas(self) -> int:
@@ -146,14 +146,14 @@ def cheapest_parts(blocks: int, merge_blocks: int, sizes: Iterable[int], without
 
 
 def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] = ()) -> int:
-    """CTAs, a power of two, to share the slots of each of `work` pairs of a query and a block of heads.
+    """CTAs, a power of two, to share the entries of each of `work` pairs of a query and a block of heads.
 
     More than one pays only where all of them run at once: past that, whole queries keep every multiprocessor busy. A
     cluster lies in one GPC, so fewer may run than multiprocessors would hold: sizes that the driver rules out for that
     are in `without`.
     """
     sizes = (size for size in CLUSTERS if size * work <= multiprocessors)
-    return cheapest_parts(-(-topk // _PAIR_SLOTS), _MERGE_PAIRS, sizes, without)
+    return cheapest_parts(-(-topk // _STEP_ENTRIES), _MERGE_STEPS, sizes, without)
 
 
 def few_queries_heads(h_q: int, tokens: int, topk: int, multiprocessors: int, without: Collection[int] = ()) -> int:
@@ -164,8 +164,8 @@ def few_queries_heads(h_q: int, tokens: int, topk: int, multiprocessors: int, wi
 
     def cost(heads: int) -> int:
         split = _split(heads, tokens * -(-h_q // heads), topk, multiprocessors, without)
-        pairs = -(-topk // _PAIR_SLOTS)
-        return -(-pairs // split) * _PAIR_CYCLES[heads] + (_MERGE_CYCLES[heads] if split > 1 else 0)
+        pairs = -(-topk // _STEP_ENTRIES)
+        return -(-pairs // split) * _STEP_CYCLES[heads] + (_MERGE_CYCLES[heads] if split > 1 else 0)
 
     fitting = [heads for heads in CTA_HEADS if heads <= most and tokens * -(-h_q // heads) <= multiprocessors]
     return min(reversed(fitting), key=cost) if most in fitting else most
@@ -194,11 +194,11 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
     heads = few_queries_heads(problem.h_q, tokens, problem.topk, multiprocessors, without)
     head_blocks = -(-problem.h_q // heads)
     split = _split(heads, tokens * head_blocks, problem.topk, multiprocessors, without)
-    dealt = shares(tokens, head_blocks, multiprocessors) if split == 1 else Shares(0, 1, tokens)
+    assigned = assign_queries(tokens, head_blocks, multiprocessors) if split == 1 else QueryAssignment(0, 1, tokens)
     source = variant(arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
     at_once = max(1, multiprocessors // max(1, head_blocks))
     in_order = split == 1 and tokens > 0 and takes_rows_in_order(problem, at_once)
-    return Plan(source, heads, tokens, head_blocks, split, dealt, workspace(problem) if in_order else None)
+    return Plan(source, heads, tokens, head_blocks, split, assigned, workspace(problem) if in_order else None)
 
 
 def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
@@ -206,7 +206,9 @@ def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
 
     Lists take no more room than `out` does, nor than `LIST_BYTES`.
     """
-    if not 0 < problem.s_kv <= ORDER_TOKENS or not 0 < problem.topk <= min(ORDER_SLOTS, problem.h_q * problem.d_v // 2):
+    if not 0 < problem.s_kv <= ORDER_TOKENS or not 0 < problem.topk <= min(
+        ORDER_ENTRIES, problem.h_q * problem.d_v // 2
+    ):
         return False
     if workspace(problem).bytes > LIST_BYTES:
         return False
@@ -231,10 +233,11 @@ def _aligned(size: int) -> int:
     return -(-size // _PART_ALIGNMENT) * _PART_ALIGNMENT
 
 
-def raw_deal(
+def raw_work_assignment(
     source: KernelSource, facts: Mapping[str, int], multiprocessors: int, *, s_q: int, h_q: int, batch: int = 1
 ) -> WorkAssignment:
-    """The deal for a launch on its own, of a variant whose CTAs, or pairs of them on Blackwell, take queries whole.
+    """The work assignment for a launch on its own, of a variant whose CTAs, or pairs of them on Blackwell, take queries
+    whole.
 
     Args:
         source: the variant.
@@ -248,7 +251,7 @@ def raw_deal(
     """
     defines = dict(source.defines)
     if defines["CUPYMLA_SPLIT"]:
-        raise UnsupportedError(f"a deal by sizes alone of {OPERATOR} with split", source.arch, "split=False")
+        raise UnsupportedError(f"a work assignment by sizes alone of {OPERATOR} with split", source.arch, "split=False")
     if defines.get("CUPYMLA_STAGE") == STAGES.index("order"):
         return WorkAssignment(s_q * batch, {})
     ctas = facts["cluster"]
@@ -258,9 +261,9 @@ def raw_deal(
         return WorkAssignment(
             ctas * max(1, min(items, multiprocessors // ctas)), {"head_blocks": head_blocks, "items": items}
         )
-    dealt = shares(s_q * batch, head_blocks, multiprocessors)
-    fields = {"head_blocks": head_blocks, "groups": dealt.groups, "group_tokens": dealt.group_tokens}
-    return WorkAssignment(dealt.ctas * head_blocks, fields)
+    assigned = assign_queries(s_q * batch, head_blocks, multiprocessors)
+    fields = {"head_blocks": head_blocks, "groups": assigned.groups, "group_tokens": assigned.group_tokens}
+    return WorkAssignment(assigned.ctas * head_blocks, fields)
 
 
 def variant(
@@ -282,7 +285,7 @@ def variant(
             h_q, in as many CTAs as it takes.
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
-        split: whether the CTAs of a cluster, up to 16, share the slots of a query; on sm_90a those of 16 or 32 heads.
+        split: whether the CTAs of a cluster, up to 16, share the entries of a query; on sm_90a those of 16 or 32 heads.
         stage: one of `STAGES`, on Blackwell "attention"; nothing else changes "order", whose shared memory is
             `order.smem_bytes`.
 

@@ -78,7 +78,7 @@ def _attend(
     scores = arithmetic.product(arithmetic.up(q), transposed(block.keys)) * arithmetic.real.type(scale)
     scores = np.where(block.valid[:, None, :], scores, -np.inf)
     highest = scores.max(axis=-1)
-    # Without a valid slot, or with none that scores more than -inf, subtracting the maximum would make NaN of -inf.
+    # Without a valid entry, or with none that scores more than -inf, subtracting the maximum would make NaN of -inf.
     hopeless = np.isneginf(highest)
     weights = np.exp(scores - np.where(hopeless, 0, highest)[..., None])
     total = weights.sum(axis=-1)

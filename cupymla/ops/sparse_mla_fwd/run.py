@@ -10,7 +10,7 @@ from ..calls import Calls
 from ..mla import by_reference
 from . import cuda, plan, reference
 from .blackwell_plan import blackwell_plan
-from .spec import ARGUMENTS, DOOR, read
+from .spec import ARGUMENTS, VALIDATION, read
 
 CALLS = Calls(
     ARGUMENTS,
@@ -18,7 +18,7 @@ CALLS = Calls(
     cuda.wanted,
     cuda.bind,
     by_reference(ARGUMENTS, reference.sparse_mla_fwd, cuda.wanted),
-    look=DOOR.look,
+    look=VALIDATION.look,
     size=cuda.workspace_bytes,
 )
 """Those of the public function."""

@@ -1,4 +1,5 @@
-"""The door of sparse_mla_fwd: every check a caller can meet, and the problem that is left when they all pass."""
+"""Argument validation of sparse_mla_fwd: every check a caller can meet, and the problem that is left when they all
+pass."""
 
 from __future__ import annotations
 
@@ -53,5 +54,5 @@ def _read_outputs(views: Views, problem: Problem, out: Any, max_logits: Any, lse
     mla.check_overlap(ARGUMENTS, views)
 
 
-DOOR = mla.Door(ARGUMENTS, _checked)
-read = DOOR.read
+VALIDATION = mla.Validation(ARGUMENTS, _checked)
+read = VALIDATION.read

@@ -18,7 +18,7 @@ _ARRAYS = ("scores", "starts", "ends", "indices", "count", "values")
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/topk/sm80/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/topk/sm80/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ARRAYS),

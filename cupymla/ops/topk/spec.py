@@ -1,4 +1,4 @@
-"""The door of topk: every check a caller can meet, and the problem that is left when they all pass."""
+"""Argument validation of topk: every check a caller can meet, and the problem that is left when they all pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...errors import shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Flag, Integer, option
-from ..indexer_door import MAX_EXTENT, Door
+from ..indexer_validation import MAX_EXTENT, Validation
 
 OPERATOR = "topk"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -93,23 +93,23 @@ def read(
     values: Any = None,
 ) -> tuple[Views, Problem]:
     """Check a call. Raises InputError."""
-    door = Door(OPERATOR)
-    seen = door.view(scores, "scores", DTYPES)
-    lead = door.rank(seen, "scores", "[T, L]", 2)
-    door.check_layout(seen, "scores", "lists")
-    rows = door.extent(seen, "scores", -2, "rows")
-    columns = door.extent(seen, "scores", -1, "columns")
-    options = door.chosen(ARGUMENTS, topk, order, return_values)
+    validation = Validation(OPERATOR)
+    seen = validation.view(scores, "scores", DTYPES)
+    lead = validation.rank(seen, "scores", "[T, L]", 2)
+    validation.check_layout(seen, "scores", "lists")
+    rows = validation.extent(seen, "scores", -2, "rows")
+    columns = validation.extent(seen, "scores", -1, "columns")
+    options = validation.chosen(ARGUMENTS, topk, order, return_values)
     if values is not None and not options.return_values:
-        raise door.error("values", "None without return_values", shown(values))
+        raise validation.error("values", "None without return_values", shown(values))
     row = (*lead, rows)
     views = Views(
         scores=seen,
-        starts=door.shaped(starts, "starts", row, ("int32",)),
-        ends=door.shaped(ends, "ends", row, ("int32",)),
-        indices=door.shaped(indices, "indices", (*row, options.topk), ("int32",), "lists", output=True),
-        count=door.shaped(count, "count", row, ("int32",), output=True),
-        values=door.shaped(values, "values", (*row, options.topk), (seen.dtype,), "lists", output=True),
+        starts=validation.shaped(starts, "starts", row, ("int32",)),
+        ends=validation.shaped(ends, "ends", row, ("int32",)),
+        indices=validation.shaped(indices, "indices", (*row, options.topk), ("int32",), "lists", output=True),
+        count=validation.shaped(count, "count", row, ("int32",), output=True),
+        values=validation.shaped(values, "values", (*row, options.topk), (seen.dtype,), "lists", output=True),
     )
-    door.separate()
+    validation.separate()
     return views, Problem(lead, rows, columns, options.topk, seen.dtype, options, seen.device)

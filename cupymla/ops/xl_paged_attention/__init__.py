@@ -1,4 +1,5 @@
-"""xl_paged_attention: one decode step over a paged KV cache with Transformer-XL relative positions; its companions."""
+"""xl_paged_attention: one decode step over a paged KV cache with Transformer-XL relative positions; its related
+functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache companions: reshape_and_cache and copy_blocks, their doors, NumPy references and launches."""
+"""The cache functions: reshape_and_cache and copy_blocks, their argument validation, NumPy references and launches."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Reshape(Launches):
             scale: float | View = getattr(views, name)
             setattr(self._record, name, 1.0 if isinstance(scale, View) else scale)
             self._scales += [] if isinstance(scale, View) else [name]
-        source = plan.companion(
+        source = plan.auxiliary(
             "reshape_and_cache",
             driver.arch_of(keys.device).name,
             query=plan.QUERY_CODE[keys.dtype],
@@ -347,7 +347,7 @@ class Copy(Launches):
             mapping_wide=int(pairs.dtype == "int64"),
         )
         self._records.append(record)
-        source = plan.companion("copy_blocks", driver.arch_of(cache.device).name, unit=unit)
+        source = plan.auxiliary("copy_blocks", driver.arch_of(cache.device).name, unit=unit)
         return elementwise(source, cache.device, record, elements)
 
     def point(self, views: CopyViews, results: Sequence[int], workspace: int) -> None:

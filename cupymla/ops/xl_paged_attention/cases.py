@@ -352,7 +352,8 @@ def _dtypes() -> Iterator[XlCase]:
 def _options() -> Iterator[XlCase]:
     for form in _FORMS[1:]:
         tag = f"unscaled_{form.get('rel_extend', 'zero')}"
-        # q + v rounded to bf16 moves an unscaled fused bias, of size 11 here, by more than the law lets results move.
+        # q + v rounded to bf16 moves an unscaled fused bias, of size 11 here, by more than the criterion lets results
+        # move.
         dtype = "float16" if form["bias"] == "fused" else "bfloat16"
         yield make("options", tag, **_with(bias_scaled=False, scale=0.3, offsets=True, dtype=dtype, **form))
     yield make("options", "lse2", **_with(lse_base="2"))
@@ -396,7 +397,7 @@ def _pairs() -> Iterator[XlCase]:
         yield make("pairs", tag, **_with(**sizes, dtype=dtype, kv_dtype=kv_dtype, scales=scales, **form))
 
 
-def _few() -> Iterator[XlCase]:
+def _cluster() -> Iterator[XlCase]:
     """Few units, for the kernel whose clusters share them: 16-bit queries, and blocks that copies can follow."""
     elements = [(dtype, kv_dtype) for dtype in ("float16", "bfloat16") for kv_dtype in ("", *FP8)]
     pages = [*(("vllm", size) for size in (1, 16, 32, 48)), *product(LAYOUTS[1:], (7, 16))]
@@ -416,24 +417,26 @@ def _few() -> Iterator[XlCase]:
         paging = {"block_size": block_size, "kv_layout": layout, "max_blocks": -(-712 // block_size)}
         options = {"offsets": number % 3 == 0, "lse_base": "e2"[number % 2], "strided": number % 5 == 0}
         scales = "head" if kv_dtype else "none"
-        tag = "_".join(filter(None, ("few", *words)))
+        tag = "_".join(filter(None, ("cluster", *words)))
         fields = {**sizes, **paging, **options, "dtype": dtype, "kv_dtype": kv_dtype, "scales": scales, **form}
-        yield make("few", tag, context_lens=lens, **fields)
+        yield make("cluster", tag, context_lens=lens, **fields)
     # Enough tiles for several clusters to share a unit.
     for head_size, lens, form in ((64, (3000,), {"bias": "dense"}), (128, (2500, 40), {"bias": "alibi"})):
         sizes = {"head_size": head_size, "num_heads": 16, "num_kv_heads": 1}
-        yield make("few", "clusters", **_with(**sizes, context_lens=lens, **form))
-    yield make("few", "broken", **_with(num_heads=32, num_kv_heads=2, context_lens=(900,), broken=True, bias="dense"))
+        yield make("cluster", "clusters", **_with(**sizes, context_lens=lens, **form))
+    yield make(
+        "cluster", "broken", **_with(num_heads=32, num_kv_heads=2, context_lens=(900,), broken=True, bias="dense")
+    )
     masked = _with(num_heads=32, num_kv_heads=2, context_lens=(1100,), bias="dense", masked_bias=True)
-    yield make("few", "masked_bias", **masked)
+    yield make("cluster", "masked_bias", **masked)
 
 
 CHOICES = {
-    "xl_paged_attention": Choice("plan._FEW_GAIN=-1e9"),
-    "xl_paged_attention_few": Choice("plan._FEW_GAIN=1e9", intents=("few",)),
+    "xl_paged_attention": Choice("plan._CLUSTER_GAIN=-1e9"),
+    "xl_attention_cluster": Choice("plan._CLUSTER_GAIN=1e9", intents=("cluster",)),
 }
 
-CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides(), *_pairs(), *_few())
+CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides(), *_pairs(), *_cluster())
 
 
 # Timing --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The door's tools: arrays read by axis names.
+"""Tools of argument validation: arrays read by axis names.
 
 Every function here raises `InputError` and nothing else, whatever it is given.
 """

@@ -36,7 +36,7 @@ _FORMS = {"none": 0, "dense": 1, "relative": 2, "fused": 2, "alibi": 3}
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/xl_paged_attention/sm80/params.cuh; its size is compared with the kernel's own."""
+    """Mirrors `Parameters` in cuda/xl_paged_attention/sm80/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "k_cache", "v_cache", "block_tables", "context_lens")),
@@ -99,11 +99,11 @@ class Binding:
             )
         work = plan.units(problem, facts)
         if chosen.clusters:
-            deal = plan.deal_few(work.count, chosen.clusters, running, facts)
+            assignment = plan.assign_clusters(work.count, chosen.clusters, running, facts)
         else:
-            deal = plan.deal(work, multiprocessors, facts)
-        self._parameters = _parameters(views, problem, outputs, work.row_blocks, deal.fields)
-        self._parts_bytes = -(-deal.slots * facts["slot_bytes"] // 256) * 256
+            assignment = plan.assign_work(work, multiprocessors, facts)
+        self._parameters = _parameters(views, problem, outputs, work.row_blocks, assignment.fields)
+        self._parts_bytes = -(-assignment.slots * facts["buffer_bytes"] // 256) * 256
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.place = device.index, views.query.framework
         self._scales = [name for name in spec.ARGUMENTS.numbers if isinstance(getattr(views, name), float)]
@@ -114,7 +114,7 @@ class Binding:
             self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
         self.launcher: Launcher | None = None
         if problem.num_seqs:
-            self.launcher = Launcher(kernel, _geometry(facts, deal.ctas), (self._parameters,))
+            self.launcher = Launcher(kernel, _geometry(facts, assignment.ctas), (self._parameters,))
             if facts["smem_bytes"] > _RINGS_BYTES:
                 driver.prefer_shared_memory(kernel.function)
 
@@ -183,7 +183,7 @@ def _held(keys: int) -> int:
 
 
 def _parameters(
-    views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int, dealt: Mapping[str, int]
+    views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int, assigned: Mapping[str, int]
 ) -> Parameters:
     query, out = views.query.strides_bytes, outputs[0].strides_bytes
     lse = outputs[1].strides if len(outputs) > 1 else (0, 0)
@@ -226,7 +226,7 @@ def _parameters(
         u_wide=int(views.pos_bias_u is not None and views.pos_bias_u.dtype == "float32"),
         extent=_held(problem.extent),
         clamp=int(problem.rel_extend == "clamp"),
-        **dealt,
+        **assigned,
         score_log2=problem.scale * log2e,
         bias_log2=problem.scale * log2e if problem.bias_scaled else log2e,
         lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),

@@ -1,4 +1,4 @@
-"""The companions' kernels: their parameter records and launches."""
+"""Kernels of the related functions: their parameter records and launches."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class RelativeScores:
         )
         if 0 in (num_seqs, num_heads, width):
             return
-        source = plan.companion(
+        source = plan.auxiliary(
             "relative_scores", driver.arch_of(device).name, head_size=head_size, query=plan.QUERY_CODE[query.dtype]
         )
         kernel = build.kernel(source, device.index)

@@ -1,4 +1,4 @@
-"""The paged KV cache: its three layouts, how the door reads them, and one logical view of all of them.
+"""The paged KV cache: its three layouts, how validation reads them, and one logical view of all of them.
 
 | kv_layout | k_cache | v_cache |
 | --- | --- | --- |

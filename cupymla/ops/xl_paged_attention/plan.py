@@ -26,14 +26,14 @@ contiguous channels, or on the pages of a "vllm" cache."""
 MAX_CONTEXT = MAX_COUNT
 """Keys of a sequence that the kernel counts."""
 
-FEW_TARGETS = ("sm_90a",)
-"""The targets that have a kernel for few units."""
+CLUSTER_TARGETS = ("sm_90a",)
+"""The targets that have a cluster split-KV variant."""
 
-FEW = "xl_paged_attention_few"
+CLUSTER_KERNEL = "xl_attention_cluster"
 """That kernel's name."""
 
-FEW_CLUSTER = 8
-"""Its CTAs in a cluster (twin: `kCluster` in cuda/xl_paged_attention/sm90/config.cuh)."""
+CLUSTER_SIZE = 8
+"""Its CTAs in a cluster (as `kCluster` in cuda/xl_paged_attention/sm90/config.cuh)."""
 
 PAGE_TOKENS = 16
 """A "vllm" block is walked by the pages engine when this divides its size."""
@@ -78,20 +78,20 @@ _LARGE_PART = 6  # `kLargePart` in cuda/xl_paged_attention/sm80/schedule.cuh
 # counter and one or two levels of merging. What that saves, and what clusters cost that wait for others to end, in
 # microseconds; and what reading costs more, as SMs do not read equally fast and each has its part. By what an H200 took
 # for 29 problems with either kernel (2026-11-26, before two stages): cuda/xl_paged_attention/README.md.
-_FEW_GAIN = 5.0
-_FEW_WAVE = 6.0
-_FEW_READING = 1.05
+_CLUSTER_GAIN = 5.0
+_CLUSTER_WAVE = 6.0
+_CLUSTER_READING = 1.05
 
 _MERGE_GROUP = 12  # `kGroup` in cuda/xl_paged_attention/sm80/merge.cuh
 _MERGE_LANES = 32  # a lane for each part that is put together at once
 
-# Of the kernel for few units: query heads of a unit and warps of a CTA, tokens of the smallest tile, the largest 16-bit
-# head of which two CTAs fit on an SM, clusters that share a unit at most.
-_FEW_ROWS = 16
-_FEW_WARPS = 4
-_FEW_TILE = 16
-_FEW_HEAD = 128
-_FEW_MOST = 16
+# Of the cluster split-KV variant: query heads of a unit and warps of a CTA, tokens of the smallest tile, the largest
+# 16-bit head of which two CTAs fit on an SM, clusters that share a unit at most.
+_CLUSTER_ROWS = 16
+_CLUSTER_WARPS = 4
+_CLUSTER_TILE = 16
+_CLUSTER_HEAD = 128
+_CLUSTER_MOST = 16
 _MAX_GRID = 2**31 - 1
 
 
@@ -101,7 +101,7 @@ class Plan:
 
     Attributes:
         source: what to compile.
-        clusters: of the kernel for few units, how many share a unit; 0 for the kernel for any work.
+        clusters: of the cluster split-KV variant, how many share a unit; 0 for the kernel for any work.
     """
 
     source: KernelSource
@@ -127,14 +127,14 @@ def plan(
         "block_size": problem.block_size,
     }
     chosen = variant(arch, **words)
-    serves = arch.name in FEW_TARGETS and engine(problem.dtype, problem.kv_layout, problem.block_size) != "plain"
-    clusters = few_clusters(problem, multiprocessors) if serves and multiprocessors else 0
+    serves = arch.name in CLUSTER_TARGETS and engine(problem.dtype, problem.kv_layout, problem.block_size) != "plain"
+    clusters = useful_clusters(problem, multiprocessors) if serves and multiprocessors else 0
     if clusters:
-        return Plan(variant(arch, **words, few=True), clusters)
+        return Plan(variant(arch, **words, cluster=True), clusters)
     return Plan(_on_gpu(chosen, capability or arch.capability))
 
 
-def few_clusters(problem: Problem, multiprocessors: int) -> int:
+def useful_clusters(problem: Problem, multiprocessors: int) -> int:
     """How many clusters are to share each unit of a problem with few of them; 0 where CTAs had better take parts of the
     whole line.
 
@@ -142,21 +142,21 @@ def few_clusters(problem: Problem, multiprocessors: int) -> int:
     can be, where CTAs that share a line are done when their number allows it, so with several sequences the line is
     taken to be empty.
     """
-    units = problem.num_seqs * problem.num_kv_heads * -(-problem.num_heads // problem.num_kv_heads // _FEW_ROWS)
-    if not units or not problem.capacity or units * FEW_CLUSTER > _MAX_GRID:
+    units = problem.num_seqs * problem.num_kv_heads * -(-problem.num_heads // problem.num_kv_heads // _CLUSTER_ROWS)
+    if not units or not problem.capacity or units * CLUSTER_SIZE > _MAX_GRID:
         return 0
-    clusters = max(1, min(multiprocessors // (units * FEW_CLUSTER), _useful(problem.capacity)))
+    clusters = max(1, min(multiprocessors // (units * CLUSTER_SIZE), _useful(problem.capacity)))
     unit_bytes = 2 * problem.capacity * problem.head_size * ITEMSIZE[problem.kv_dtype]
     # Of its variants those of large 16-bit heads have room for one CTA on an SM (`kCtasPerSm` in sm90/config.cuh).
-    resident = 1 if problem.head_size > _FEW_HEAD and ITEMSIZE[problem.kv_dtype] > 1 else 2
-    ctas_of_sm = -(-units * clusters * FEW_CLUSTER // multiprocessors)
-    share = ctas_of_sm * unit_bytes / (clusters * FEW_CLUSTER)
+    resident = 1 if problem.head_size > _CLUSTER_HEAD and ITEMSIZE[problem.kv_dtype] > 1 else 2
+    ctas_of_sm = -(-units * clusters * CLUSTER_SIZE // multiprocessors)
+    share = ctas_of_sm * unit_bytes / (clusters * CLUSTER_SIZE)
     rate = min(min(ctas_of_sm, resident) * _CTA_RATE, _SM_RATE)
     reading = max(units * unit_bytes / _DEVICE_RATE, share / rate)
     waves = -(-ctas_of_sm // resident) - 1
     together = min(_DEVICE_RATE, multiprocessors * min(2 * _CTA_RATE, _SM_RATE))
     line = units * unit_bytes / together if problem.num_seqs == 1 else 0.0
-    return clusters if _FEW_READING * reading + _FEW_WAVE * waves - line < _FEW_GAIN else 0
+    return clusters if _CLUSTER_READING * reading + _CLUSTER_WAVE * waves - line < _CLUSTER_GAIN else 0
 
 
 def _on_gpu(source: KernelSource, capability: tuple[int, int]) -> KernelSource:
@@ -184,7 +184,7 @@ def variant(
     kv_dtype: str | None = None,
     kv_layout: str = "vllm",
     block_size: int = 16,
-    few: bool = False,
+    cluster: bool = False,
 ) -> KernelSource:
     """One kernel variant.
 
@@ -195,8 +195,8 @@ def variant(
         kv_dtype: the cache's, `dtype` (or None) or an fp8 dtype.
         kv_layout: "vllm", "NHD" or "HND".
         block_size: tokens of a block.
-        few: the kernel for few units; not for fp32 queries, nor for a "vllm" cache of other than 1 or multiples of 16
-            tokens in a block.
+        cluster: the cluster split-KV variant; not for fp32 queries, nor for a "vllm" cache of other than 1 or multiples
+            of 16 tokens in a block.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -212,14 +212,14 @@ def variant(
         if type(value) not in (int, str) or value not in known:
             raise InputError(word, f"one of {', '.join(map(str, known))}", shown(value), NAME)
     chosen = engine(dtype, kv_layout, block_size)
-    if few and (arch.name not in FEW_TARGETS or chosen == "plain"):
-        wanted = f"one of {', '.join(FEW_TARGETS)}, 16-bit queries, and blocks of 1 or a multiple of 16 tokens"
-        raise UnsupportedError(FEW, f"{arch.name}, {dtype}, {kv_layout} blocks of {block_size}", wanted)
-    return _source(arch.name, head_size, dtype, kv_dtype or dtype, chosen, few)
+    if cluster and (arch.name not in CLUSTER_TARGETS or chosen == "plain"):
+        wanted = f"one of {', '.join(CLUSTER_TARGETS)}, 16-bit queries, and blocks of 1 or a multiple of 16 tokens"
+        raise UnsupportedError(CLUSTER_KERNEL, f"{arch.name}, {dtype}, {kv_layout} blocks of {block_size}", wanted)
+    return _source(arch.name, head_size, dtype, kv_dtype or dtype, chosen, cluster)
 
 
 def _source(
-    arch_name: str, head_size: int, dtype: str, kv_dtype: str, engine_name: str, few: bool = False
+    arch_name: str, head_size: int, dtype: str, kv_dtype: str, engine_name: str, cluster: bool = False
 ) -> KernelSource:
     defines = (
         ("CUPYMLA_HEAD_SIZE", head_size),
@@ -227,13 +227,13 @@ def _source(
         ("CUPYMLA_CACHE", CACHE_CODE.get(kv_dtype, 0)),
         ("CUPYMLA_ENGINE", ENGINES[engine_name]),
     )
-    if few:
-        return KernelSource(f"xl_paged_attention/sm90/{FEW}.cu", FEW, defines, arch_name)
+    if cluster:
+        return KernelSource(f"xl_paged_attention/sm90/{CLUSTER_KERNEL}.cu", CLUSTER_KERNEL, defines, arch_name)
     return KernelSource("xl_paged_attention/sm80/xl_paged_attention.cu", NAME, defines, arch_name)
 
 
-def companion(name: str, arch_name: str, **defines: int) -> KernelSource:
-    """A companion's kernel; `defines` by their lower-case names, such as query=16."""
+def auxiliary(name: str, arch_name: str, **defines: int) -> KernelSource:
+    """A kernel of a related function; `defines` by their lower-case names, such as query=16."""
     macros = tuple((f"CUPYMLA_{word.upper()}", value) for word, value in defines.items())
     return KernelSource(f"xl_paged_attention/sm80/{name}.cu", name, macros, arch_name)
 
@@ -254,29 +254,29 @@ each."""
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """The kernel variants that are compiled ahead of use, of one target or of all."""
     targets = [name for name in TARGETS if arch_name in (None, name)]
-    return tuple(source for target in targets for source in (*_attention(target), *_companions(target)))
+    return tuple(source for target in targets for source in (*_attention(target), *_auxiliary(target)))
 
 
 def _attention(target: str) -> Iterator[KernelSource]:
     for head_size, dtype, kv_dtype, engine_name in AHEAD:
         yield _source(target, head_size, dtype, kv_dtype, engine_name)
-    for head_size, dtype, kv_dtype, engine_name in AHEAD if target in FEW_TARGETS else ():
+    for head_size, dtype, kv_dtype, engine_name in AHEAD if target in CLUSTER_TARGETS else ():
         if engine_name != "plain":
-            yield _source(target, head_size, dtype, kv_dtype, engine_name, few=True)
+            yield _source(target, head_size, dtype, kv_dtype, engine_name, cluster=True)
 
 
-def _companions(target: str) -> Iterator[KernelSource]:
-    yield companion("relative_scores", target, head_size=128, query=QUERY_CODE["bfloat16"])
-    yield companion("spread_bias", target, query=QUERY_CODE["float32"])
-    yield companion("reshape_and_cache", target, query=QUERY_CODE["bfloat16"], cache=0)
-    yield companion("rel_shift", target, unit=2)
-    yield companion("copy_blocks", target, unit=16)
+def _auxiliary(target: str) -> Iterator[KernelSource]:
+    yield auxiliary("relative_scores", target, head_size=128, query=QUERY_CODE["bfloat16"])
+    yield auxiliary("spread_bias", target, query=QUERY_CODE["float32"])
+    yield auxiliary("reshape_and_cache", target, query=QUERY_CODE["bfloat16"], cache=0)
+    yield auxiliary("rel_shift", target, unit=2)
+    yield auxiliary("copy_blocks", target, unit=16)
 
 
 def variants(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want, of one target or of all: 240 to 420 for each."""
     targets = [name for name in TARGETS if arch_name in (None, name)]
-    return tuple(source for target in targets for source in (*_every_attention(target), *_every_companion(target)))
+    return tuple(source for target in targets for source in (*_every_attention(target), *_every_auxiliary(target)))
 
 
 def _every_attention(target: str) -> Iterator[KernelSource]:
@@ -286,20 +286,20 @@ def _every_attention(target: str) -> Iterator[KernelSource]:
         for kv_dtype, engine_name in product((dtype, *FP8), engines):
             source = _source(target, head_size, dtype, kv_dtype, engine_name)
             yield source
-            if target in FEW_TARGETS and engine_name != "plain":
-                yield _source(target, head_size, dtype, kv_dtype, engine_name, few=True)
+            if target in CLUSTER_TARGETS and engine_name != "plain":
+                yield _source(target, head_size, dtype, kv_dtype, engine_name, cluster=True)
             yield from (_on_gpu(source, capability) for capability in lesser)
 
 
-def _every_companion(target: str) -> Iterator[KernelSource]:
+def _every_auxiliary(target: str) -> Iterator[KernelSource]:
     for code in QUERY_CODE.values():
-        yield from (companion("relative_scores", target, head_size=size, query=code) for size in HEAD_SIZES)
-        yield companion("spread_bias", target, query=code)
+        yield from (auxiliary("relative_scores", target, head_size=size, query=code) for size in HEAD_SIZES)
+        yield auxiliary("spread_bias", target, query=code)
         yield from (
-            companion("reshape_and_cache", target, query=code, cache=cache) for cache in (0, *CACHE_CODE.values())
+            auxiliary("reshape_and_cache", target, query=code, cache=cache) for cache in (0, *CACHE_CODE.values())
         )
-    yield from (companion("rel_shift", target, unit=size) for size in (2, 4))
-    yield from (companion("copy_blocks", target, unit=size) for size in (1, 2, 4, 8, 16))
+    yield from (auxiliary("rel_shift", target, unit=size) for size in (2, 4))
+    yield from (auxiliary("copy_blocks", target, unit=size) for size in (1, 2, 4, 8, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ def _units(
     row_blocks = -(-group // rows)
     used = min(rows, group)
     one_vector_each = used * head_size // 4 <= facts["threads"]
-    at_once = 3 * facts.get("merge_batch", 0)  # the kernel for few units merges otherwise
+    at_once = 3 * facts.get("merge_batch", 0)  # the cluster split-KV variant merges otherwise
     return Units(
         count=seqs * kv_heads * row_blocks,
         row_blocks=row_blocks,
@@ -359,7 +359,7 @@ def _units(
     )
 
 
-def raw_deal(
+def raw_work_assignment(
     source: KernelSource,
     facts: Mapping[str, int],
     multiprocessors: int,
@@ -369,8 +369,9 @@ def raw_deal(
     num_kv_heads: int,
     capacity: int,
 ) -> WorkAssignment:
-    """The deal for a launch on its own, whose `partials` have room for twice as many times `facts["slot_bytes"]` as
-    there are CTAs, and whose `arrivals` are `facts["arrivals_bytes"]` of zeros before the first launch that uses them.
+    """The work assignment for a launch on its own, whose `partials` have room for twice as many times
+    `facts["buffer_bytes"]` as there are CTAs, and whose `arrivals` are `facts["arrivals_bytes"]` of zeros before the
+    first launch that uses them.
 
     Args:
         source: the variant.
@@ -391,14 +392,14 @@ def raw_deal(
     head_size, query = int(defines["CUPYMLA_HEAD_SIZE"]), defines["CUPYMLA_QUERY"]
     item = 1 if defines["CUPYMLA_CACHE"] else 4 if query == QUERY_CODE["float32"] else 2
     group = num_heads // num_kv_heads
-    if source.entry == FEW:
+    if source.entry == CLUSTER_KERNEL:
         row_blocks = -(-group // facts["rows"])
         units = max(1, num_seqs * num_kv_heads * row_blocks)
-        given = deal_few(units, _useful(capacity), multiprocessors // FEW_CLUSTER, facts)
+        given = assign_clusters(units, _useful(capacity), multiprocessors // CLUSTER_SIZE, facts)
         fields = {"group": group, "row_blocks": row_blocks, "capacity": capacity, **given.fields}
         return WorkAssignment(given.ctas if num_seqs else 0, fields)
     work = _units(num_seqs, num_kv_heads, group, capacity, head_size, head_size * item, facts)
-    given = deal(work, multiprocessors, facts)
+    given = assign_work(work, multiprocessors, facts)
     return WorkAssignment(
         given.ctas, {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, **given.fields}
     )
@@ -406,10 +407,10 @@ def raw_deal(
 
 def _useful(capacity: int) -> int:
     """Clusters of a unit that find a tile for each of their warps, or as many as may share one."""
-    return min(max(1, -(-capacity // (FEW_CLUSTER * _FEW_WARPS * _FEW_TILE))), _FEW_MOST)
+    return min(max(1, -(-capacity // (CLUSTER_SIZE * _CLUSTER_WARPS * _CLUSTER_TILE))), _CLUSTER_MOST)
 
 
-class Deal(NamedTuple):
+class Assignment(NamedTuple):
     """The launch of one problem.
 
     Attributes:
@@ -425,7 +426,7 @@ class Deal(NamedTuple):
     slots: int
 
 
-def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
+def assign_work(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Assignment:
     """The launch of the kernel for any work.
 
     The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, units are more than they,
@@ -443,11 +444,11 @@ def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     else:
         # Fewer CTAs, rather than some that leave at once: the others lie on SMs more evenly.
         number = large = even
-    return Deal(number, {"large_parts": large, "even_parts": even, "long_tiles": long_tiles}, 2 * number)
+    return Assignment(number, {"large_parts": large, "even_parts": even, "long_tiles": long_tiles}, 2 * number)
 
 
-def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) -> Deal:
-    """The launch of the kernel for few units.
+def assign_clusters(units: int, clusters: int, running: int, facts: Mapping[str, int]) -> Assignment:
+    """The launch of the cluster split-KV variant.
 
     Args:
         units: how many there are.
@@ -456,10 +457,10 @@ def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) 
         facts: the kernel's.
     """
     shared = max(1, min(clusters, running // units, facts["most_clusters"]))
-    if units * FEW_CLUSTER > facts["shared_ctas"]:
+    if units * CLUSTER_SIZE > facts["shared_ctas"]:
         shared = 1
-    ctas = units * shared * FEW_CLUSTER
-    return Deal(ctas, {"large_parts": shared * FEW_CLUSTER}, ctas if shared > 1 else 0)
+    ctas = units * shared * CLUSTER_SIZE
+    return Assignment(ctas, {"large_parts": shared * CLUSTER_SIZE}, ctas if shared > 1 else 0)
 
 
 def _in_step(ctas: int, units: int) -> int:

@@ -1,4 +1,5 @@
-"""The relative-position companions: rel_shift and matrix_bd, their doors, NumPy references and launches."""
+"""The relative-position functions: rel_shift and matrix_bd, their argument validation, NumPy references and
+launches."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ class Shift(Launches):
             x_stride=(*(0,) * leading, *x.strides),
             out_stride=(*(0,) * leading, *results[0].strides),
         )
-        source = plan.companion("rel_shift", driver.arch_of(x.device).name, unit=x.itemsize)
+        source = plan.auxiliary("rel_shift", driver.arch_of(x.device).name, unit=x.itemsize)
         super().__init__(elementwise(source, x.device, self._record, x.size))
 
     def point(self, views: ShiftViews, results: Sequence[int], workspace: int) -> None:
@@ -233,7 +234,7 @@ class DenseBias(Launches):
             clamp=int(options.rel_extend == "clamp"),
         )
         code = plan.QUERY_CODE[options.out_dtype]
-        source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=code)
+        source = plan.auxiliary("spread_bias", driver.arch_of(query.device).name, query=code)
         elements, follows = num_seqs * num_heads * options.max_context, self._product.launcher is not None
         super().__init__(self._product.launcher, elementwise(source, query.device, self._record, elements, follows))
 

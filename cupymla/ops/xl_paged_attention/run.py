@@ -33,7 +33,7 @@ def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     if problem.bias != "fused" or 0 in sizes:
         return (chosen,)
     code = plan.QUERY_CODE[problem.dtype]
-    return chosen, plan.companion("relative_scores", gpu.arch.name, head_size=problem.head_size, query=code)
+    return chosen, plan.auxiliary("relative_scores", gpu.arch.name, head_size=problem.head_size, query=code)
 
 
 def _on_cpu(views: spec.Views, problem: spec.Problem) -> Callable[[], Any]:

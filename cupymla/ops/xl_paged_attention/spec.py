@@ -1,4 +1,4 @@
-"""The door of xl_paged_attention: every check a caller can fail, and the problem they leave behind."""
+"""Argument validation of xl_paged_attention: every check a caller can fail, and the problem they leave behind."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _read_bias(
 
 
 def read_pos_emb(reader: Reader, pos_emb: Any, dtype: str) -> View:
-    """The position table of the fused form and of the matrix_bd companion."""
+    """The position table of the fused form and of the function matrix_bd."""
     seen = reader.array(pos_emb, "pos_emb", "extent num_heads head_size", (dtype,))
     reader.check_rows(seen, "pos_emb", alignment=16)
     _check_extent(reader, seen, "pos_emb", axis=0)

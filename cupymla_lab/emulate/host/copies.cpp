@@ -5,8 +5,8 @@
 
 namespace machine {
 
-// cp.async: carried out when issued, when its group is waited for, or behind an arrival that it brings about, as the mode
-// says.
+// cp.async: carried out when issued, when its group is waited for, or behind an arrival that it brings about, as the
+// mode says.
 namespace {
 
 void perform_async(AsyncCopy& copy) {
@@ -205,7 +205,7 @@ void perform_shared(Copy& copy) {
 
 void perform_async(Copy& copy) {
   reduce(shared(*copy.cta, copy.shared, copy.bytes), copy.data, copy.bytes, copy.reduction);
-  const bool anyone = !copy.cta->causality || copy.cta->causality->practice();
+  const bool anyone = !copy.cta->causality || copy.cta->causality->as_hardware();
   count_bytes(copy, copy.shared >> 24, copy.bytes, anyone ? kAnyone : static_cast<int>(copy.cta->rank));
 }
 

@@ -69,7 +69,7 @@ void Releases::complete() {
   }
 }
 
-void Releases::give(Knowledge& to, int rank, uint32_t order, bool practice) const {
+void Releases::give(Knowledge& to, int rank, uint32_t order, bool as_hardware) const {
   for (const Entry& entry : entries) {
     if (order & kRelaxed) {
       to.merge(kBefore, entry.done);
@@ -77,7 +77,7 @@ void Releases::give(Knowledge& to, int rank, uint32_t order, bool practice) cons
       to.merge(entry.done);
     } else {
       to.merge(kBefore, entry.done);
-      if (practice) to.merge(kFenced, entry.done), to.merge(kPast, entry.done);
+      if (as_hardware) to.merge(kFenced, entry.done), to.merge(kPast, entry.done);
     }
   }
 }
@@ -88,8 +88,8 @@ uint32_t Releases::done(Plane plane, uint32_t column) const {
   return found;
 }
 
-Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit)
-    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 127) / 128 * 128),
+Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool as_hardware, uint32_t unit)
+    : as_hardware_(as_hardware), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 127) / 128 * 128),
       threads_(padded_ * count), count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   // Whoever hears of a thread's first moment knows that its CTA has started.
   for (uint32_t i = 0; i < threads_; ++i) own_[i].known.learn(kBefore, i, 1);
@@ -212,7 +212,7 @@ void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool
   const uint32_t me = number(t);
   const bool across = asynchronous && (cell.writer_line & kOrdinary);  // from one proxy to the other
   const bool fenced = !across || knows(me, kFenced, cell.writer, cell.written);
-  const bool seen = knows(me, kSeen, cell.writer, cell.written) || (practice_ && across && fenced);
+  const bool seen = knows(me, kSeen, cell.writer, cell.written) || (as_hardware_ && across && fenced);
   if (seen && fenced) return;
   broken("race: %s %s %s, that %s wrote at PTX line %u, and %s", thread(me).c_str(),
          seen ? "asynchronously reads" : "reads", place(rank, cell).c_str(), doer(cell.writer).c_str(),
@@ -339,7 +339,7 @@ void Causality::each(const Mark& what, uint32_t thread, Cell* cell, uint32_t cou
   }
 }
 
-// The proxy fence between what ordinary code has done and a write by an asynchronous operation; to the letter behind its
+// The proxy fence between what ordinary code has done and a write by an asynchronous operation; as specified behind its
 // reads as well.
 void Causality::require_fenced(Thread& t, uint32_t rank, const Cell& cell) {
   const Knowledge& known = own_[number(t)].known;
@@ -347,7 +347,7 @@ void Causality::require_fenced(Thread& t, uint32_t rank, const Cell& cell) {
     broken("race: %s asynchronously writes %s, that %s wrote at PTX line %u, and no fence.proxy.async lies between the two",
            thread(number(t)).c_str(), place(rank, cell).c_str(), doer(cell.writer).c_str(), cell.writer_line & kLine);
   }
-  if (practice_ || cell.reader == kNobody) return;
+  if (as_hardware_ || cell.reader == kNobody) return;
   const auto require = [&](uint32_t column, uint32_t stamp, uint32_t line) {
     if (column >= threads_ && !(column & kAnyLane)) return;  // an asynchronous operation
     const uint32_t first = column & kAnyLane ? (column & ~kAnyLane) * 32 : column;
@@ -444,7 +444,7 @@ void Causality::read_by_store(Thread& t, uint32_t address, uint32_t bytes) {
   read(t, rank_of(address), offset_of(address), bytes, own_column(me, kBulk), own_[me].stamps[kBulk]);
 }
 
-// That an operation on Tensor Memory is behind another's fences is for the check `tcgen05`; in practice that is enough
+// That an operation on Tensor Memory is behind another's fences is for the check `tcgen05`; on hardware that is enough
 // for reads, where it is known that the write is over.
 void Causality::tensor_memory(Thread& t, uint32_t rank, uint32_t quarter, uint32_t column, bool writes,
                               bool by_tensor) {
@@ -456,7 +456,7 @@ void Causality::tensor_memory(Thread& t, uint32_t rank, uint32_t quarter, uint32
     require_free(t, rank, cell, false);
     note_write(cell, who, stamp, t.line, 0);
   } else {
-    if (!(practice_ && cell.writer != kNobody && knows(me, kPast, cell.writer, cell.written))) {
+    if (!(as_hardware_ && cell.writer != kNobody && knows(me, kPast, cell.writer, cell.written))) {
       require_written(t, rank, cell, false);
     }
     note_read(t, cell, who, stamp);
@@ -537,7 +537,7 @@ void Causality::read_by_group(Thread& t, const View& view, uint64_t number_, uin
     if (one.writer != kNobody) {
       const bool across = one.writer_line & kOrdinary;
       const bool fenced = !across || View::knows(view.fenced, one.writer, one.written);
-      const bool seen = View::knows(view.seen, one.writer, one.written) || (practice_ && across && fenced);
+      const bool seen = View::knows(view.seen, one.writer, one.written) || (as_hardware_ && across && fenced);
       if (!seen || !fenced) {
         broken("race: a wgmma of the warpgroup of %s at PTX line %u %s %s, that %s wrote at PTX line %u, and %s",
                thread(me / 128 * 128).c_str(), t.line, seen ? "asynchronously reads" : "reads",

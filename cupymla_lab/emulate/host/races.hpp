@@ -1,7 +1,7 @@
 // Accesses to shared and Tensor Memory that nothing orders, and in grid.hpp to global memory, found in whatever order
 // threads run: the causality order of a cluster's threads in vector clocks, and who used which bytes last. The rules
-// are those of cupymla_lab/interpret/causality.py and shadow.py, with a column more for what each thread gives the Tensor
-// Core; docs/emulation.md says where they differ.
+// are those of cupymla_lab/interpret/causality.py and shadow.py, with a column more for what each thread gives the
+// Tensor Core; docs/emulation.md says where they differ.
 //
 // A column stands for one line of doings: of a thread itself, of its tensor operations, of its bulk stores, of its
 // cp.async, of what one mbarrier counts. A stamp is a moment in it. Three planes say of every column up to which stamp
@@ -67,8 +67,9 @@ struct Releases {
 
   Knowledge& pending(int rank, bool wide);
   void complete();
-  // What a wait takes; in practice, of arrivals out of scope, what is over and what is fenced off for other proxies.
-  void give(Knowledge& to, int rank, uint32_t order, bool practice) const;
+  // What a wait takes; as hardware does, of arrivals out of scope, what is over and what is fenced off for other
+  // proxies.
+  void give(Knowledge& to, int rank, uint32_t order, bool as_hardware) const;
   uint32_t done(Plane plane, uint32_t column) const;
 };
 
@@ -121,9 +122,9 @@ struct TrackedCta {
 // Of one cluster.
 class Causality {
  public:
-  Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit);
+  Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool as_hardware, uint32_t unit);
 
-  bool practice() const { return practice_; }
+  bool as_hardware() const { return as_hardware_; }
   uint32_t cluster() const { return cluster_; }
   uint32_t now() const { return moment_; }
   uint32_t number(const Thread& t) const { return t.cta->rank * padded_ + t.index; }
@@ -239,7 +240,7 @@ class Causality {
   // While Tensor Memory is looked at: the column of operations that the pipe of the Tensor Core keeps in order; threads
   // of a warp use Tensor Memory together then.
   uint32_t pipe_ = ~0u;
-  bool practice_;
+  bool as_hardware_;
   uint32_t cluster_, unit_, padded_, threads_, moment_ = 1, count_;
   std::vector<Own> own_;
   std::vector<Extra> extras_;

@@ -366,7 +366,7 @@ void schedule() {
 
 struct LaunchRequest {
   uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes, resident;
-  uint32_t approximation, races, unit, grid_unit;  // 0: races are not looked for, 1: as in practice, 2: to the letter
+  uint32_t approximation, races, unit, grid_unit;  // 0: races are not looked for, 1: as hardware does, 2: as specified
   uint32_t mode, registers, strict, unused;        // registers: of each thread at launch; 0: nobody says
   uint64_t seed, limit, patience;
   const unsigned char* relaxed;

@@ -75,9 +75,9 @@ struct Cta {
   uint64_t* cluster_issued = nullptr;  // see note_issue
   Causality* causality = nullptr;      // where races are looked for; see races.hpp
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // see wgmma.hpp
-  // What setmaxnreg deals out: registers per thread of a warp that nobody has, and those of each warp.
+  // What setmaxnreg grants: registers per thread of a warp that nobody has, and those of each warp.
   uint32_t free_registers = 0;
-  uint64_t dealt = 0;  // how often
+  uint64_t granted = 0;  // how often
   std::vector<uint32_t> registers;
 
   Cta();
@@ -134,7 +134,7 @@ struct Thread {
   bool announcing = false;  // its bulk copies are not carried out but looked at for races
   uint32_t line = 0;        // of the translated PTX, at what races.hpp looks at
   bool polling = false;  // tests an mbarrier whose phase is incomplete
-  bool released = true;  // in a dependent launch: has waited for the grid ahead
+  bool released = true;  // in a dependent launch: has waited for the primary grid
   bool guarded = false;  // uses of global memory are looked at
   Rest rest;
   uint32_t id[3] = {}, lane = 0, index = 0;
@@ -371,7 +371,7 @@ inline To to_integer(From value) {
   if (number >= high) return std::numeric_limits<To>::max();
   return static_cast<To>(number);
 }
-// `ex2.approx`; twin of `strayed` in cupymla_lab/ptx/approximation.py.
+// `ex2.approx`; as `strayed` in cupymla_lab/ptx/approximation.py.
 float approximate_exp2(float argument);
 inline float flushed(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.f, value) : value; }
 uint32_t permute(uint32_t a, uint32_t b, uint32_t selector);

@@ -46,7 +46,7 @@ struct Machine {
   bool in_thread = false;  // else the scheduler runs
   Mode mode = kEager;
   Regions regions;
-  bool lets_in_early = false;  // a thread let dependent launches in before it had waited for the grid ahead
+  bool lets_in_early = false;  // a thread let dependent launches in before it had waited for the primary grid
   uint64_t patience = 0;   // nanoseconds that all may stand still
   uint32_t leader = 0;     // which lane elect.sync elects, from the first that takes part
   bool strict = false;     // where races are looked for: reads of shared memory that nothing has written end the launch

@@ -115,7 +115,7 @@ void Causality::wait(Thread& t, uint32_t address, uint32_t order) {
   if (found == nullptr) return;
   if (found->phase > found->first) require_turn(t, address, *found, found->phase - 1, 2);
   Knowledge& known = own_[number(t)].known;
-  found->releases.give(known, static_cast<int>(t.cta->rank), order, practice_);
+  found->releases.give(known, static_cast<int>(t.cta->rank), order, as_hardware_);
   known.learn(kBefore, found->column, found->phase);
   found->waits.add(next_event(t));
 }

@@ -100,8 +100,8 @@ void each_chunk(const Matrix& matrix, uint32_t rows, uint32_t k_count, const Eac
 
 // Numbers -----------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kMostColumns = 256, kMostK = 32, kTogether = 32;
-typedef double Columns __attribute__((vector_size(8 * kTogether / 4)));
+constexpr uint32_t kMostColumns = 256, kMostK = 32, kAtOnce = 32;
+typedef double Columns __attribute__((vector_size(8 * kAtOnce / 4)));
 
 // sums[j] = a[0] b[0][j] + a[1] b[1][j] + ... for 32 columns; such products are exact in double precision.
 __attribute__((target_clones("default", "avx2", "avx512f"))) void add_up(const float* a, const double* b,
@@ -112,7 +112,7 @@ __attribute__((target_clones("default", "avx2", "avx512f"))) void add_up(const f
     const double* row = b + k * kMostColumns;
     for (uint32_t i = 0; i < 4; ++i) {
       Columns y;
-      std::memcpy(&y, row + i * (kTogether / 4), sizeof y);
+      std::memcpy(&y, row + i * (kAtOnce / 4), sizeof y);
       part[i] += x * y;
     }
   }
@@ -208,11 +208,11 @@ void carry_out(const Cta& cta, Warpgroup& group, const Product& product) {
   }
   const Matrix matrix = decode(product.b, site.columns, site.transposed_b, element_bytes(site.b));
   read_matrix(cta, matrix, site.b, site.columns, site.k, b, 1, kMostColumns);
-  double sums[kTogether];
+  double sums[kAtOnce];
   for (uint32_t row = 0; row < 64; ++row) {
-    for (uint32_t first = 0; first < site.columns; first += kTogether) {
+    for (uint32_t first = 0; first < site.columns; first += kAtOnce) {
       add_up(a + row * kMostK, b + first, site.k, sums);
-      const uint32_t count = std::min(kTogether, site.columns - first), at = row * site.columns + first;
+      const uint32_t count = std::min(kAtOnce, site.columns - first), at = row * site.columns + first;
       if (site.sums == kIntegers) {
         for (uint32_t j = 0; j < count; ++j) {
           int64_t sum = static_cast<int64_t>(sums[j]) + (product.keeps ? group.held_integers[at + j] : 0);
@@ -391,7 +391,7 @@ namespace {
 constexpr uint32_t kLeastRegisters = 24, kMostRegisters = 256;
 
 // All of a warpgroup's threads have come: whether its registers could be set. An increase takes all or none.
-bool deal(Cta& cta, uint32_t first, uint32_t count, bool grows) {
+bool grant(Cta& cta, uint32_t first, uint32_t count, bool grows) {
   uint32_t wanted = 0;
   for (uint32_t warp = first; warp < first + 4; ++warp) {
     const uint32_t has = cta.registers[warp];
@@ -421,15 +421,15 @@ void set_registers(Thread& t, uint32_t count, bool grows) {
   const uint32_t asked = count << 1 | grows;
   if (group.come && group.asked != asked) broken("the warps of a warpgroup set different numbers of registers");
   group.asked = asked;
-  const uint64_t dealt = group.dealt;
+  const uint64_t granted = group.granted;
   const char* what = grows ? "setmaxnreg.inc" : "setmaxnreg.dec";
   if (++group.come == kGroup) {
-    while (!deal(cta, t.index / kGroup * 4, count, grows)) stand(t, cta.dealt, what);
+    while (!grant(cta, t.index / kGroup * 4, count, grows)) stand(t, cta.granted, what);
     group.come = 0;
-    ++group.dealt, ++cta.dealt;
+    ++group.granted, ++cta.granted;
     return;
   }
-  while (group.dealt == dealt) stand(t, group.dealt, what);
+  while (group.granted == granted) stand(t, group.granted, what);
 }
 
 }  // namespace machine

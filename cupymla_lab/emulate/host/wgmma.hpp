@@ -53,7 +53,7 @@ struct Warpgroup {
   std::shared_ptr<const View> view;
   // setmaxnreg: how many threads have come to it, for how many registers each, and how often all had.
   uint32_t come = 0, asked = 0;
-  uint64_t dealt = 0;
+  uint64_t granted = 0;
 };
 
 }  // namespace machine

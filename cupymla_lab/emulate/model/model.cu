@@ -286,7 +286,7 @@ CUPYMLA_MODEL void cupymla_emulate_commit(uint32_t barrier, uint32_t mask, uint3
 
 // Copies ------------------------------------------------------------------------------------------------------------
 
-// A bulk copy from or to global memory. In a dependent launch the thread must have waited for the grid ahead, of which
+// A bulk copy from or to global memory. In a dependent launch the thread must have waited for the primary grid, of which
 // the host machine keeps account.
 CUPYMLA_MODEL void cupymla_emulate_grid_ahead(uint32_t site) {
 #ifdef CUPYMLA_HOST_MACHINE

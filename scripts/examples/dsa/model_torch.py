@@ -1,4 +1,4 @@
-"""The model and its training step in torch: the twin of model_jax.py, part by part."""
+"""The model and its training step in torch: as model_jax.py, part by part."""
 
 from __future__ import annotations
 

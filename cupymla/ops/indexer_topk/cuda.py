@@ -1,0 +1,191 @@
+"""Binding indexer_topk to its kernels: for each chunk of rows one that scores and one that selects."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ... import build, driver
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ..bound import Launches, Results
+from ..gpu import check_record
+from ..indexer_logits import cuda as scoring
+from ..indexer_logits.spec import Options as ScoringOptions
+from ..indexer_logits.spec import Problem as ScoringProblem
+from ..indexer_logits.spec import Views as Scored
+from ..mla import batched_strides
+from ..topk import cuda as selection
+from ..topk import spec as selection_spec
+from . import plan
+from .spec import Problem, Views
+
+T = TypeVar("T")
+
+_SCORED = ("q", "k", "weights", "q_scale", "k_scale", "starts", "ends")
+_LIMITS = ("starts", "ends")
+_BY_ROW = ("q", "weights", "q_scale", *_LIMITS)
+_RESULTS = ("indices", "count", "values", "lse")
+
+
+class Parameters(selection.Parameters):
+    """Mirror of `Parameters` in cuda/indexer_topk/sm90/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        ("lse", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("lse_batch", "lse_row", "q_start", "k_stride")),
+        *((name, ctypes.c_int32) for name in ("causal", "lse_base2")),
+    )
+
+
+class _Part:
+    """A chunk's two launches; `offsets` are bytes from the beginning of each array and result."""
+
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View | None], chunk: plan.Chunk) -> None:
+        scores, options = problem.scores, problem.options
+        device = scores.device
+        arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
+        self._offsets = {name: _offset(getattr(views, name), name, chunk, scores) for name in _SCORED}
+        self._views = Scored(
+            **{name: _chunk_of(getattr(views, name), name, chunk, scores) for name in _SCORED}  # type: ignore[arg-type]
+        )
+        q_start = options.q_start + chunk.first_row
+        # What a chunk does not show of a batch axis that the problem has not, the selection does not know either.
+        lead = (chunk.entries,) if scores.lead else ()
+        logits = View(
+            0,
+            (*lead, chunk.rows, scores.keys),
+            (*((chunk.rows * plan.row_stride(problem),) if lead else ()), plan.row_stride(problem), 1),
+            "float32",
+            device,
+            False,
+            "raw",
+            None,
+        )
+        self._scoring = scoring.Binding(
+            self._views,
+            replace(
+                scores,
+                lead=lead,
+                queries=chunk.rows,
+                options=ScoringOptions(options.causal, q_start, options.k_stride, options.relu),
+            ),
+            logits,
+        )
+        chosen = plan.select(problem, chunk, arch, multiprocessors)
+        kernel = build.kernel(chosen.source, device.index)
+        check_record(chosen.source, kernel.facts, Parameters)
+        arrays: dict[str, View | None] = {"scores": logits, "starts": views.starts, "ends": views.ends}
+        arrays |= dict(zip(_RESULTS[:3], results, strict=False))
+        made = selection.record(
+            selection_spec.Problem(
+                lead,
+                chunk.rows,
+                scores.keys,
+                options.topk,
+                "float32",
+                selection_spec.Options(options.topk, "index", options.return_values),
+                device,
+            ),
+            chosen,
+            arrays,
+        )
+        self._record = Parameters(
+            q_start=q_start,
+            k_stride=options.k_stride,
+            causal=int(options.causal),
+            lse_base2=int(options.lse_base == "2"),
+        )
+        ctypes.memmove(ctypes.addressof(self._record), ctypes.addressof(made), ctypes.sizeof(made))
+        lse = results[3]
+        self._record.lse_batch, self._record.lse_row = batched_strides(None if lse is None else lse.strides, 2)
+        self._result_offsets = [
+            None if view is None else _bytes_before(view, chunk, bool(scores.lead)) for view in results
+        ]
+        smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
+        geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
+        self.launchers = self._scoring.launcher, Launcher(kernel, geometry, (self._record,))
+
+    def point(self, views: Views, results: Sequence[int | None], workspace: int) -> None:
+        """Set every address; `results` has one for each name."""
+        for name, offset in self._offsets.items():
+            seen: View | None = getattr(self._views, name)
+            if seen is not None:
+                seen.ptr = getattr(views, name).ptr + offset
+        self._scoring.point(self._views, (workspace,), 0)
+        record = self._record
+        record.scores = workspace
+        record.starts, record.ends = (
+            None if seen is None else seen.ptr for seen in (self._views.starts, self._views.ends)
+        )
+        for name, address, before in zip(_RESULTS, results, self._result_offsets, strict=True):
+            setattr(record, name, None if address is None or before is None else address + before)
+
+
+def _bytes_before(view: View, chunk: plan.Chunk, has_batch: bool) -> int:
+    """From an array's first element to a chunk's, where the first axes are batch, if there is one, and rows."""
+    batch, row = view.strides[:2] if has_batch else (0, view.strides[0])
+    return (chunk.first_entry * batch + chunk.first_row * row) * view.itemsize
+
+
+def _offset(view: View | None, name: str, chunk: plan.Chunk, scores: ScoringProblem) -> int:
+    if view is None:
+        return 0
+    if name in _BY_ROW:
+        return _bytes_before(view, chunk, bool(scores.lead))
+    return chunk.first_entry * view.strides[0] * view.itemsize if scores.lead else 0
+
+
+def _chunk_of(view: View | None, name: str, chunk: plan.Chunk, scores: ScoringProblem) -> View | None:
+    """A chunk's part of an array, as a view whose address is still to be set."""
+    if view is None:
+        return None
+    shape = list(view.shape)
+    if scores.lead:
+        shape[0] = chunk.entries
+    if name in _BY_ROW:
+        shape[1 if scores.lead else 0] = chunk.rows
+    return replace(view, shape=tuple(shape), owner=None, capsule=None, stream=None)
+
+
+class Binding(Launches):
+    """The kernels with everything that one problem and its layouts fix; without a query nothing is launched."""
+
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
+        self._wanted = [result is not None for result in problem.results]
+        placed = _placed(self._wanted, results)
+        self._parts = [_Part(views, problem, placed, chunk) for chunk in plan.chunks(problem)]
+        super().__init__(*(launcher for part in self._parts for launcher in part.launchers))
+        self.workspace_bytes = plan.workspace_limit(problem)
+
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        placed = _placed(self._wanted, results)
+        for part in self._parts:
+            part.point(views, placed, workspace)
+
+
+def _placed(wanted: Sequence[bool], results: Sequence[T]) -> list[T | None]:
+    """Results by their places among all, None for those that are not wanted."""
+    left = iter(results)
+    return [next(left) if one else None for one in wanted]
+
+
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shapes and dtypes of the results."""
+    return problem.results
+
+
+def workspace_bytes(views: Views, problem: Problem) -> int:
+    """How large a workspace a call needs, in bytes."""
+    return plan.workspace_limit(problem)
+
+
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
+
+    Raises UnsupportedError, CompileError, DriverError.
+    """
+    return Binding(views, problem, results)

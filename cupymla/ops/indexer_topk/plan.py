@@ -1,0 +1,107 @@
+"""Which rows are scored and selected together, and which kernels do it. Pure: no array, no driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import UnsupportedError
+from ..indexer_logits import plan as scoring
+from ..topk import plan as selection
+from ..topk import spec as selection_spec
+from .spec import OPERATOR, Problem
+
+SOURCE = "indexer_topk/sm90/indexer_topk.cu"
+TARGETS = scoring.TARGETS
+
+CHUNK_BYTES = 192 << 20
+"""Of scores that are held at a time. One row is the least, whatever it takes."""
+
+_ROW_ALIGNMENT = 4  # scores: rows begin at multiples of 16 bytes
+_TILE = 8  # queries: what the scoring kernel has in a tile of 64 heads
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that are scored and selected together.
+
+    Attributes:
+        first_entry, entries: batch entries.
+        first_row, rows: of each of them.
+    """
+
+    first_entry: int
+    entries: int
+    first_row: int
+    rows: int
+
+
+def row_stride(problem: Problem) -> int:
+    """Scores from one row of the workspace to the next."""
+    return -(-problem.scores.keys // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+
+def chunks(problem: Problem) -> Iterator[Chunk]:
+    """All rows, in parts of about equal size that fit `CHUNK_BYTES`: whole batch entries, or rows of one."""
+    scores = problem.scores
+    if not scores.batch * scores.queries:
+        return
+    fitting = max(1, CHUNK_BYTES // max(1, row_stride(problem) * 4))
+    if scores.queries <= fitting:
+        for first, entries in _parts(scores.batch, fitting // scores.queries, 1):
+            yield Chunk(first, entries, 0, scores.queries)
+        return
+    for entry in range(scores.batch):
+        for first, rows in _parts(scores.queries, fitting, _TILE):
+            yield Chunk(entry, 1, first, rows)
+
+
+def _parts(whole: int, most: int, unit: int) -> Iterator[tuple[int, int]]:
+    """Begins and sizes of equal parts of at most `most`, multiples of `unit` where that fits."""
+    size = -(-whole // -(-whole // most))
+    rounded = -(-size // unit) * unit
+    size = rounded if rounded <= most else size
+    for first in range(0, whole, size):
+        yield first, min(size, whole - first)
+
+
+def workspace_limit(problem: Problem) -> int:
+    """Bytes of workspace that a call needs, on every GPU."""
+    if not problem.scores.keys:
+        return 0
+    return max((chunk.entries * chunk.rows for chunk in chunks(problem)), default=0) * row_stride(problem) * 4
+
+
+def select(problem: Problem, chunk: Chunk, arch: Arch, multiprocessors: int) -> selection.Plan:
+    """The launch that selects from a chunk's scores. Raises UnsupportedError."""
+    scores, options = problem.scores, problem.options
+    chosen = selection.plan(
+        selection_spec.Problem(
+            lead=(chunk.entries,),
+            rows=chunk.rows,
+            columns=scores.keys,
+            topk=options.topk,
+            dtype="float32",
+            options=selection_spec.Options(options.topk, "index", options.return_values),
+            device=scores.device,
+        ),
+        arch,
+        multiprocessors,
+    )
+    return replace(chosen, source=variant(arch))
+
+
+def variant(arch: Arch) -> KernelSource:
+    """The kernel that selects. Raises UnsupportedError when the target has none."""
+    if arch.name not in TARGETS:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    return KernelSource(SOURCE, OPERATOR, (), arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """The kernel variants that are compiled ahead of use, of one target or of all: with those that score."""
+    own = tuple(variant(arches.named(name)) for name in TARGETS if arch_name in (None, name))
+    return (*own, *scoring.sources(arch_name))
