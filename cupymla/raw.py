@@ -77,13 +77,14 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
     if operator not in known:
         raise InputError("operator", "one of " + ", ".join(known), repr(operator))
     target = arches.named(arch) if arch is not None else _device_arch()
-    plan = import_module(f"cupymla.ops.{operator}.plan")
+    package = registry.named(operator).module
+    plan = import_module(f"{package}.plan")
     known_words = inspect.signature(plan.variant).parameters
     for word in variant:
         if word not in known_words:
             raise InputError("variant", "keywords among " + ", ".join(known_words), repr(word), operator)
     source = plan.variant(target, **variant)
-    record = _record(import_module(f"cupymla.ops.{operator}.cuda"), source)
+    record = _record(import_module(f"{package}.cuda"), source)
     compiled = build.cubin(source)
     assign_work = partial(_assign_work, operator, source, compiled.facts)
     return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters, assign_work)
@@ -92,7 +93,7 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
 def _assign_work(
     operator: str, source: KernelSource, facts: Mapping[str, int], multiprocessors: int, **sizes: int
 ) -> WorkAssignment:
-    plan = import_module(f"cupymla.ops.{operator}.plan")
+    plan = import_module(f"{registry.named(operator).module}.plan")
     if not hasattr(plan, "raw_work_assignment"):
         supported = "what plan.py and cuda.py of the operator do for complete calls"
         raise UnsupportedError(f"a work assignment of {operator} by sizes alone", source.arch, supported)

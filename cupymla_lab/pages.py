@@ -299,7 +299,7 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "docs/reference.md": (reference,),
     "docs/benchmarks.md": (host,),
     **{
-        f"docs/operators/{entry.name}.md": (lambda name=entry.name: performance(name),)  # type: ignore[misc]
+        f"docs/operators/{entry.folder}.md": (lambda name=entry.name: performance(name),)  # type: ignore[misc]
         for entry in registry.OPERATORS
     },
 }

@@ -267,7 +267,7 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
         by_operator: dict[str, set[str]] = {}
         for each in asked:
             by_operator.setdefault(each.path.partition("/")[0], set()).add(each.arch)
-        assert by_operator.keys() == {entry.name for entry in registry.OPERATORS} - lacking
+        assert by_operator.keys() == {entry.folder for entry in registry.OPERATORS} - lacking
         assert by_operator["nvfp4_gemv"] == {"sm_90" if target == "sm_90a" else target}
         assert by_operator["sparse_mla_fwd"] == {target}
 

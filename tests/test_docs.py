@@ -165,10 +165,10 @@ def test_pages_of_an_operator_name_all_of_its_files(folder: Path) -> None:
 
 
 def test_every_operator_has_a_page() -> None:
-    missing = [entry.name for entry in registry.OPERATORS if not (DOCS / "operators" / f"{entry.name}.md").exists()]
+    missing = [e.folder for e in registry.OPERATORS if not (DOCS / "operators" / f"{e.folder}.md").exists()]
     said = ", ".join(f"docs/operators/{name}.md" for name in missing)
     assert not missing, f"an operator has no page; write {said} (docs/adding_an_operator.md says what it holds)"
-    listed = {f"docs/operators/{entry.name}.md" for entry in registry.OPERATORS}
+    listed = {f"docs/operators/{entry.folder}.md" for entry in registry.OPERATORS}
     assert not set(OPERATORS) - listed, "a page in docs/operators is of no registered operator"
 
 
@@ -282,6 +282,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     missing = [name for name in registry.public_functions() if f'id="{pages.written_in(name)}"' not in reference]
     assert missing == []
     for entry in registry.OPERATORS:
-        assert (tmp_path / "site" / "operators" / entry.name / "index.html").exists()
+        assert (tmp_path / "site" / "operators" / entry.folder / "index.html").exists()
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert 'src="benchmarks/comparison.svg"' in home

@@ -50,7 +50,7 @@ FORBIDDEN = {"build": {"tensor", "tensormap", "launch"}}
 FRAMEWORKS = {"torch", "jax", "cupy", "tensorflow"}
 CUDA_FREE_PARTS = ("spec", "plan", "reference", "cases")
 """Last words of the names of modules, `blackwell_plan` among them."""
-OPERATORS = {entry.name for entry in registry.OPERATORS}
+OPERATORS = {entry.folder for entry in registry.OPERATORS}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 
 import cupymla
 from cupymla.ops import registry
+from cupymla.ops.mla_cache.formats import SCALE_RULES
 from cupymla.ops.nvfp4_gemv import formats, validation
 from cupymla.ops.topk.spec import ORDERS
 from cupymla.ops.xl_paged_attention import checks, paging
@@ -67,6 +68,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "format": tuple(each.name for each in formats.FORMATS),
     "scale_layout": validation.SCALE_LAYOUTS,
     "normalize": ("l1",),
+    "scale_rule": SCALE_RULES,
     "dkv_dtype": ("float32",),
     "out_dtype": checks.FLOATS,
 }

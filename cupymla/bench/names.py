@@ -46,6 +46,10 @@ def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
 
+def _quantized(size: Mapping[str, str]) -> str:
+    return f"{_count(size['t'], 'row')} of {size['d']}"
+
+
 _MLA = _Spelling(
     r"h(?P<h>\d+)_d(?P<d>\d+)_k(?P<k>\d+)_q(?P<q>\d+)_kv(?P<kv>\d+)",
     _mla,
@@ -82,6 +86,7 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         {"causal": "causal"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
+    "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),
 }
 
 

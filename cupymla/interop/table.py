@@ -12,6 +12,9 @@ from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
 from ..ops.mla import D_V
+from ..ops.mla_cache import paged_spec as paged_cache
+from ..ops.mla_cache import spec as mla_cache
+from ..ops.mla_cache.formats import INDEXER_FP8
 from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
@@ -188,6 +191,32 @@ def _selection(arrays: Arrays, options: Options) -> Results:
     return results
 
 
+# fp8 caches ----------------------------------------------------------------------------------------------------------
+
+
+def _codes(arrays: Arrays, options: Options) -> Results:
+    *rows, channels = arrays["x"].shape
+    codes = Facts((*rows, channels), "float8_e4m3fn")
+    return {"codes": codes, "scales": Facts((*rows, channels // options["group"]), "float32")}
+
+
+def _decoded(arrays: Arrays, options: Options) -> Results:
+    return {"out": Facts(arrays["codes"].shape, "bfloat16")}
+
+
+def _rotated(arrays: Arrays, options: Options) -> Results:
+    return {"out": arrays["x"]}
+
+
+def _cache(arrays: Arrays, options: Options) -> Results:
+    return {"cache": arrays["cache"]}
+
+
+def _gathered_keys(arrays: Arrays, options: Options) -> Results:
+    rows = arrays["slots"].shape[0] if "slots" in arrays else options["rows"]
+    return {"k": Facts((rows, INDEXER_FP8.channels), "float8_e4m3fn"), "k_scale": Facts((rows,), "float32")}
+
+
 DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(
         SPARSE_MLA_FWD,
@@ -239,6 +268,11 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
     _declaration(INDEXER_TOPK, _selected_keys, varies=True, replayable=False, batching=Batching("q", 3, ("k",))),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
+    _declaration(mla_cache.ARGUMENTS, _codes),
+    _declaration(mla_cache.DEQUANTIZE, _decoded),
+    _declaration(mla_cache.HADAMARD, _rotated),
+    _declaration(paged_cache.WRITE, _cache),
+    _declaration(paged_cache.GATHER, _gathered_keys),
 )
 
 

@@ -71,13 +71,21 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer of these bounds, both included; a bool is none."""
+    """An integer of these bounds, both included; a bool is none.
+
+    Attributes:
+        low, high: the bounds.
+        optional: whether None is good, too.
+    """
 
     low: int
     high: int
+    optional: bool = False
 
-    def __call__(self, argument: str, value: object) -> int:
+    def __call__(self, argument: str, value: object) -> int | None:
         """The value as int. Raises InputError."""
+        if value is None and self.optional:
+            return None
         expected = f"an integer from {self.low} to {self.high}"
         number = whole(value)
         if number is None:

@@ -201,7 +201,7 @@ class Calls(Operation):
         if self.handed is not None:
             arrays = self.handed(call.views, call.problem, arrays)
         elif self.arguments.updates:
-            return tuple([inputs[self.arguments.inputs.index(name)] for name in self.arguments.updates])
+            arrays = [inputs[self.arguments.inputs.index(name)] for name in self.arguments.updates]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     # Prepared, and on the CPU -----------------------------------------------------------------------------------------

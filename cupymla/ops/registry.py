@@ -31,11 +31,12 @@ class OperatorEntry:
     """A public operator.
 
     Attributes:
-        name: the public function's name and its folder's name in `cupymla/ops`.
+        name: the public function's name.
         summary: one line for tables.
         kernels: its CUDA kernels; empty while it has only the NumPy reference.
         related: further public functions that live in the same folder.
         made_of: other operators whose parts and kernels it uses; those use none themselves.
+        family: the name of the folder and of the page, where functions share them that none of them could name.
     """
 
     name: str
@@ -43,11 +44,17 @@ class OperatorEntry:
     kernels: tuple[KernelEntry, ...] = ()
     related: tuple[str, ...] = ()
     made_of: tuple[str, ...] = ()
+    family: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Its folder in `cupymla/ops` and in `cuda`, and its page in `docs/operators`."""
+        return self.family or self.name
 
     @property
     def module(self) -> str:
         """The package that holds it."""
-        return f"cupymla.ops.{self.name}"
+        return f"cupymla.ops.{self.folder}"
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -126,6 +133,14 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "topk",
         "exact, reproducible top-k of each row",
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
+    ),
+    # Named by the function whose results a call returns, as tests and benchmarks want it; writers store what it makes.
+    OperatorEntry(
+        "quantize_fp8",
+        "fp8 caches: quantise, write, read",
+        kernels=tuple(KernelEntry("quantize_fp8", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
+        related=("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache", "hadamard"),
+        family="mla_cache",
     ),
 )
 

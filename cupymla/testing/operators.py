@@ -177,7 +177,7 @@ def targets_on(entry: OperatorEntry, archs: Sequence[str]) -> list[str]:
 
 def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
     """A kernel's translation unit without definitions: what stands for all its variants where content is hashed."""
-    return KernelSource(f"{entry.name}/{kernel.folder}/{kernel.name}.cu", kernel.name, (), kernel.arch)
+    return KernelSource(f"{entry.folder}/{kernel.folder}/{kernel.name}.cu", kernel.name, (), kernel.arch)
 
 
 def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[KernelSource]:

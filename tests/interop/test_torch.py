@@ -53,9 +53,10 @@ def test_same_bits(problem: kit.Problem) -> None:
     kit.require_same(problem.declaration.outputs, results_of(made), expected)
 
 
-# opcheck multiplies what an operator writes in place, which torch cannot with 8-bit floats.
+# opcheck compares what an operator got with what it was before, which torch cannot with some arrays of 8-bit floats.
+NO_OPCHECK = {"reshape_and_cache-fp8", "dequantize_fp8-plain", "indexer_k_quant_and_cache-fp8"}
 CHECKED = [p for p in kit.operator_problems(per_intent=1) if p.name.endswith(("-shapes", "-options", "-strides"))]
-CHECKED += [p for p in kit.related_problems() if p.name != "reshape_and_cache-fp8"]
+CHECKED += [p for p in kit.related_problems() if p.name not in NO_OPCHECK]
 
 
 @pytest.mark.parametrize("problem", CHECKED, ids=lambda problem: problem.name)

@@ -29,6 +29,13 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "copy_blocks": {"k_cache": KEYS, "v_cache": VALUES, "mapping": np.zeros((0, 2), np.int32)},
     "rel_shift": {"x": ROWS},
+    "indexer_k_quant_and_cache": {
+        **{"k": np.zeros((2, 128), np.float32), "cache": np.zeros((2, 3, 132), np.uint8)},
+        "slot_mapping": np.zeros(2, np.int32),
+    },
+    "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.zeros(2, np.int32)},
+    "hadamard": {"x": np.zeros((2, 8), np.float32)},
+    "dequantize_fp8": {"codes": np.zeros((2, 128), np.uint8), "scales": np.ones((2, 1), np.float32)},
     "matrix_bd": {"query": ROWS, "pos_emb": ROWS, "context_lens": np.ones(2, np.int32), "max_context": 2},
 }
 NAMES = registry.public_functions()

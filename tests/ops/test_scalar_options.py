@@ -33,6 +33,13 @@ RELATED: dict[str, dict[str, Any]] = {
     },
     "copy_blocks": {**_CACHES, "mapping": np.array([[0, 1]], np.int32)},
     "rel_shift": {"x": _KEYS},
+    "indexer_k_quant_and_cache": {
+        **{"k": np.ones((2, 128), np.float32), "cache": np.zeros((2, 3, 132), np.uint8)},
+        "slot_mapping": np.array([1, 4], np.int32),
+    },
+    "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.array([1, 4], np.int32)},
+    "hadamard": {"x": np.ones((2, 8), np.float32)},
+    "dequantize_fp8": {"codes": np.arange(64, dtype=np.uint8).reshape(1, 64), "scales": np.ones((1, 2), np.float32)},
     "matrix_bd": {**_QUERY, "max_context": 1},
 }
 
@@ -93,7 +100,7 @@ KINDS: tuple[Callable[[int], Any], ...] = (np.int64, np.int8, np.array, Whole)
 
 
 def good(option: str) -> int:
-    return 0 if option in ("batch_axis", "q_start") else 1
+    return {"batch_axis": 0, "q_start": 0, "group": 32}.get(option, 1)
 
 
 @pytest.mark.parametrize(("name", "option"), options("int"))

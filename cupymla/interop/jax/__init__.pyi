@@ -29,6 +29,11 @@ __all__ = [
     "indexer_logits",
     "indexer_topk",
     "topk",
+    "quantize_fp8",
+    "dequantize_fp8",
+    "hadamard",
+    "indexer_k_quant_and_cache",
+    "gather_indexer_cache",
 ]
 
 
@@ -370,4 +375,50 @@ def topk(
     """Select the largest scores of each row, exactly.
 
     `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def quantize_fp8(
+    x: Array | NDArray[Any], *, group: int = 128, scale_rule: Literal['amax', 'pow2'] = "amax",
+) -> tuple[Array, Array]:
+    """Quantise floats to fp8 e4m3 with a scale for each group of neighbouring channels.
+
+    `cupymla.quantize_fp8` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def dequantize_fp8(codes: Array | NDArray[Any], scales: Array | NDArray[Any], *, group: int = 128) -> Array:
+    """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
+
+    `cupymla.dequantize_fp8` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def hadamard(x: Array | NDArray[Any]) -> Array:
+    """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j].
+
+    `cupymla.hadamard` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def indexer_k_quant_and_cache(
+    k: Array | NDArray[Any], cache: Array | NDArray[Any], slot_mapping: Array | NDArray[Any], *,
+    scale_rule: Literal['amax', 'pow2'] = "amax",
+) -> Array:
+    """Quantise keys of the lightning indexer and write them into their slots of a paged cache, in place.
+
+    `cupymla.indexer_k_quant_and_cache` for JAX arrays, traced or not; see there for the arguments.
+
+    Returns new cache; the old ones are not changed.
+    """
+
+
+def gather_indexer_cache(
+    cache: Array | NDArray[Any], slots: Array | NDArray[Any] | None = None, *,
+    block_tables: Array | NDArray[Any] | None = None, cu_lens: Array | NDArray[Any] | None = None,
+    rows: int | None = None,
+) -> tuple[Array, Array]:
+    """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
+
+    `cupymla.gather_indexer_cache` for JAX arrays, traced or not; see there for the arguments.
     """

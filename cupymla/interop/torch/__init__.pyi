@@ -24,6 +24,11 @@ __all__ = [
     "indexer_logits",
     "indexer_topk",
     "topk",
+    "quantize_fp8",
+    "dequantize_fp8",
+    "hadamard",
+    "indexer_k_quant_and_cache",
+    "gather_indexer_cache",
 ]
 
 
@@ -334,4 +339,44 @@ def topk(
     """Select the largest scores of each row, exactly.
 
     `cupymla.topk` as a torch operator; see there for the arguments.
+    """
+
+
+def quantize_fp8(x: Tensor, *, group: int = 128, scale_rule: Literal['amax', 'pow2'] = "amax") -> tuple[Tensor, Tensor]:
+    """Quantise floats to fp8 e4m3 with a scale for each group of neighbouring channels.
+
+    `cupymla.quantize_fp8` as a torch operator; see there for the arguments.
+    """
+
+
+def dequantize_fp8(codes: Tensor, scales: Tensor, *, group: int = 128) -> Tensor:
+    """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
+
+    `cupymla.dequantize_fp8` as a torch operator; see there for the arguments.
+    """
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j].
+
+    `cupymla.hadamard` as a torch operator; see there for the arguments.
+    """
+
+
+def indexer_k_quant_and_cache(
+    k: Tensor, cache: Tensor, slot_mapping: Tensor, *, scale_rule: Literal['amax', 'pow2'] = "amax",
+) -> Tensor:
+    """Quantise keys of the lightning indexer and write them into their slots of a paged cache, in place.
+
+    `cupymla.indexer_k_quant_and_cache` as a torch operator; see there for the arguments.
+    """
+
+
+def gather_indexer_cache(
+    cache: Tensor, slots: Tensor | None = None, *, block_tables: Tensor | None = None,
+    cu_lens: Tensor | None = None, rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
+
+    `cupymla.gather_indexer_cache` as a torch operator; see there for the arguments.
     """

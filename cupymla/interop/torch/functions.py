@@ -23,6 +23,7 @@ from .arguments import NAMESPACE, Tensors, facts, given, nothing_listens, number
 _TYPES = {
     "bool": "bool",
     "int": "int",
+    "int | None": "int?",
     "str": "str",
     "str | None": "str?",
     "float | None": "float?",
@@ -210,7 +211,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         options = {**dict(zip(names[count:], values[count:], strict=True)), **numbers_given}
         results = gradients.called(declaration, values[:count], options)
         if updated:
-            return tuple([values[place] for place in updated])
+            return _several([values[place] for place in updated])
         return _several(results) if varies else results
 
     call.__name__ = call.__qualname__ = name
@@ -290,6 +291,10 @@ def integer_of(function: str, value: Any, name: str) -> Any:
     return value if isinstance(value, torch.SymInt) else integer(function, name, value)
 
 
+def _optional_integer_of(function: str, value: Any, name: str) -> Any:
+    return value if value is None else integer_of(function, value, name)
+
+
 def flag_of(function: str, value: Any, name: str) -> Any:
     """An option as bool. Raises InputError."""
     if isinstance(value, torch.SymBool):
@@ -309,6 +314,7 @@ def _float_of(function: str, value: Any, name: str) -> Any:
 
 _TAKEN_AS: Mapping[str, tuple[type, Callable[[str, Any, str], Any]]] = {
     "int": (int, integer_of),
+    "int | None": (int, _optional_integer_of),
     "bool": (bool, flag_of),
     "float | None": (float, _float_of),
 }

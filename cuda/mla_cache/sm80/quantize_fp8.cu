@@ -1,0 +1,89 @@
+// Floats to E4M3 codes with a scale for each group of channels: into arrays, or into slots of a cache of indexer keys.
+// Lanes that lie side by side share a group, eight channels each. What is computed: `quantized` in
+// cupymla/ops/mla_cache/reference.py, to the bit.
+#include "../../common/entry.cuh"
+#include "../../common/types.cuh"
+#include "e4m3.cuh"
+#include "floats.cuh"
+#include "pages.cuh"
+#include "params.cuh"
+#include "rows.cuh"
+
+namespace cupymla::mla_cache {
+
+constexpr int kThreads = 256;
+
+// The largest finite number of x's type: an infinity counts as it.
+__device__ __forceinline__ float largest(int32_t type) {
+  return type == kFloat16 ? 65504.0f : __uint_as_float(type == kBfloat16 ? 0x7f7f0000u : 0x7f7fffffu);
+}
+
+// Where the codes of a group go, and its scale.
+struct Target {
+  uint8_t* codes;  // null: nowhere
+  float* scale;
+};
+
+__device__ __forceinline__ Target target_of(const QuantizeParameters& params, int64_t number, const Row& row,
+                                            int64_t group, int64_t channel) {
+  float* const scales = reinterpret_cast<float*>(params.scales);
+  if (params.slots == nullptr) {
+    return {params.codes + row.offset(params.codes_strides) + channel,
+            scales + row.offset(params.scales_strides) + group * params.scales_group};
+  }
+  const int64_t slot = integer_at(params.slots, number * params.slots_row, params.slots_wide != 0);
+  if (slot < 0 || slot >= params.num_slots) return {nullptr, nullptr};
+  const IndexerSlot place(slot, params.page, params.block_bytes);
+  return {params.codes + place.codes + channel, reinterpret_cast<float*>(params.codes + place.scale)};
+}
+
+}  // namespace cupymla::mla_cache
+
+extern "C" __global__ void __launch_bounds__(cupymla::mla_cache::kThreads)
+    quantize_fp8(const __grid_constant__ cupymla::mla_cache::QuantizeParameters params) {
+  using namespace cupymla;
+  using namespace cupymla::mla_cache;
+  const int lanes_log2 = params.lanes_log2, lanes = 1 << lanes_log2;
+  const int lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const int64_t rows = params.extents[0] * params.extents[1] * params.extents[2];
+  const int64_t total = rows * params.groups;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads >> lanes_log2;
+  const float limit = largest(params.type);
+  int64_t index = thread >> lanes_log2;
+  // All lanes of a warp go on as long as its first group is one: shuffles need every lane.
+  for (int64_t first = (thread & ~int64_t{31}) >> lanes_log2; first < total; first += step, index += step) {
+    float values[kChannels] = {};
+    Target target{nullptr, nullptr};
+    if (index < total) {
+      const int64_t number = quotient(index, params.groups), group = index - number * params.groups;
+      const int64_t channel = (group << lanes_log2 | lane) * kChannels;
+      const Row row(number, params.extents);
+      target = target_of(params, number, row, group, channel);
+      const int64_t offset = row.offset(params.x_strides) + channel;
+      if (target.codes != nullptr) load_channels(values, params.x + offset * item_bytes(params.type), params.type);
+    }
+    float amax = 0.0f;
+#pragma unroll
+    for (float& value : values) {
+      // NaN is left as it is, and fmaxf passes it over.
+      if (fabsf(value) > limit) value = copysignf(limit, value);
+      amax = fmaxf(amax, fabsf(value));
+    }
+    for (int distance = 1; distance < lanes; distance *= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
+    }
+    if (target.codes == nullptr) continue;
+    const float scale = scale_of(amax, params.pow2 != 0);
+    uint32_t pairs[kChannels / 2];
+#pragma unroll
+    for (int i = 0; i < kChannels / 2; ++i) {
+      pairs[i] = e4m3_pair(__fdiv_rn(values[2 * i], scale), __fdiv_rn(values[2 * i + 1], scale));
+    }
+    store_bytes(target.codes, make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16));
+    if (lane == 0) *target.scale = scale;
+  }
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::mla_cache::kThreads, cluster = 1, smem_bytes = 0,
+                     parameter_bytes = sizeof(cupymla::mla_cache::QuantizeParameters));

@@ -1,0 +1,260 @@
+"""Argument validation of the writer and the reader of caches of indexer keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ... import tensor
+from ...errors import InputError
+from ...tensor import Device, View
+from ..arguments import Arguments, Choice, Integer, option
+from ..indexer_validation import MAX_EXTENT
+from .formats import INDEXER_FP8, SCALE_RULES, PagedFormat
+from .reference import requested
+from .spec import FLOATS, FP8, CodesChecks
+
+INDICES = ("int32", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The pages of a cache.
+
+    Attributes:
+        blocks: of the cache.
+        page: tokens of a block.
+        block_bytes: from a block to the next.
+    """
+
+    blocks: int
+    page: int
+    block_bytes: int
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the cache has room for."""
+        return self.blocks * self.page
+
+
+class CacheChecks(CodesChecks):
+    """The checks of a call with a paged cache."""
+
+    def cache(self, array: Any, layout: PagedFormat, output: bool = False) -> tuple[View, Pages]:
+        """The argument `cache`: [blocks, page, bytes] or [blocks, page, 1, bytes], each block contiguous."""
+        seen = self.view(array, "cache", FP8, output=output)
+        token = layout.token_bytes
+        middle = seen.shape[2:-1]
+        if seen.ndim not in (3, 4) or seen.shape[-1] != token or middle not in ((), (1,)) or not seen.shape[1]:
+            expected = f"shape [blocks, page, {token}] or [blocks, page, 1, {token}], page at least 1"
+            raise self.error("cache", expected, list(seen.shape))
+        blocks, page = seen.shape[:2]
+        if blocks * page > MAX_EXTENT:
+            raise self.error("cache", f"up to {MAX_EXTENT} tokens, blocks * page", blocks * page)
+        if not blocks:
+            return seen, Pages(0, page, 0)
+        if seen.strides[-1] != 1 or (page > 1 and seen.strides[1] != token):
+            raise self.error("cache", f"blocks of page * {token} contiguous bytes", f"strides {list(seen.strides)}")
+        block_bytes = seen.strides[0] if blocks > 1 else page * token
+        if block_bytes < 0 or block_bytes % layout.alignment:
+            expected = f"a distance of blocks that is a multiple of {layout.alignment} bytes, not negative"
+            raise self.error("cache", expected, f"{block_bytes} bytes")
+        if seen.ptr % layout.alignment:
+            raise self.error("cache", f"an address that is a multiple of {layout.alignment} bytes", hex(seen.ptr))
+        return seen, Pages(blocks, page, block_bytes)
+
+    def needed(
+        self, array: Any, argument: str, shape: tuple[int | None, ...], spelled: str, dtypes: tuple[str, ...]
+    ) -> View:
+        """An array of integers of any strides; None for an extent that is free."""
+        if array is None:
+            raise self.error(argument, f"an array of shape {spelled}", None)
+        seen = self.view(array, argument, dtypes)
+        fits = seen.ndim == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, seen.shape, strict=True)
+        )
+        if not fits:
+            raise self.error(argument, f"shape {spelled}", list(seen.shape))
+        self.check_layout(seen, argument, "free")
+        return seen
+
+
+# indexer_k_quant_and_cache -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class WriteViews:
+    """The arrays of `indexer_k_quant_and_cache`."""
+
+    k: View
+    cache: View
+    slot_mapping: View
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of `indexer_k_quant_and_cache`.
+
+    Attributes:
+        scale_rule: "amax" or "pow2".
+    """
+
+    scale_rule: Literal["amax", "pow2"] = option("amax", Choice(SCALE_RULES))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteProblem:
+    """What a call of `indexer_k_quant_and_cache` is.
+
+    Attributes:
+        tokens: T.
+        dtype: of the keys.
+        pages: of the cache.
+        options: the options.
+        device: where every array is.
+    """
+
+    tokens: int
+    dtype: str
+    pages: Pages
+    options: WriteOptions
+    device: Device
+
+
+WRITE = Arguments("indexer_k_quant_and_cache", WriteViews, WriteOptions, results=(), updates=("cache",))
+
+
+def read_write(k: Any, cache: Any, slot_mapping: Any, *, scale_rule: Any = "amax") -> tuple[WriteViews, WriteProblem]:
+    """Check a call of `indexer_k_quant_and_cache`. Raises InputError."""
+    checks = CacheChecks(WRITE.operator)
+    keys = checks.view(k, "k", FLOATS)
+    if keys.ndim != 2 or keys.shape[-1] != INDEXER_FP8.channels:
+        raise checks.error("k", f"shape [T, {INDEXER_FP8.channels}]", list(keys.shape))
+    checks.check_layout(keys, "k", "lists")
+    tokens = checks.extent(keys, "k", 0, "tokens")
+    seen, pages = checks.cache(cache, INDEXER_FP8, output=True)
+    slots = checks.needed(slot_mapping, "slot_mapping", (tokens,), f"[{tokens}]", INDICES)
+    options = checks.chosen(WRITE, scale_rule)
+    checks.separate()
+    problem = WriteProblem(tokens, keys.dtype, pages, options, keys.device)
+    return WriteViews(keys, seen, slots), problem
+
+
+def look_at_slot_mapping(views: WriteViews, problem: WriteProblem, stream: object) -> None:
+    """Raise InputError for slots that are neither -1 nor in the cache."""
+    _require_slots(tensor.fetched(views.slot_mapping, stream), "slot_mapping", problem.pages, WRITE.operator)
+
+
+def _require_slots(slots: Any, argument: str, pages: Pages, operator: str) -> None:
+    wrong = np.flatnonzero((slots < -1) | (slots >= pages.num_slots))
+    if wrong.size:
+        place = int(wrong[0])
+        raise InputError(argument, f"-1 to {pages.num_slots - 1}", f"{slots[place]} at [{place}]", operator)
+
+
+# gather_indexer_cache ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class GatherViews:
+    """The arrays of `gather_indexer_cache`."""
+
+    cache: View
+    slots: View | None = None
+    block_tables: View | None = None
+    cu_lens: View | None = None
+    k: View | None = None
+    k_scale: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatherOptions:
+    """The options of `gather_indexer_cache`.
+
+    Attributes:
+        rows: N, with block tables.
+    """
+
+    rows: int | None = option(None, Integer(0, MAX_EXTENT, optional=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GatherProblem:
+    """What a call of `gather_indexer_cache` is.
+
+    Attributes:
+        rows: N.
+        pages: of the cache.
+        options: the options.
+        device: where every array is.
+    """
+
+    rows: int
+    pages: Pages
+    options: GatherOptions
+    device: Device
+
+
+GATHER = Arguments("gather_indexer_cache", GatherViews, GatherOptions, results=("k", "k_scale"))
+
+
+def read_gather(
+    cache: Any,
+    slots: Any = None,
+    *,
+    block_tables: Any = None,
+    cu_lens: Any = None,
+    rows: Any = None,
+    k: Any = None,
+    k_scale: Any = None,
+) -> tuple[GatherViews, GatherProblem]:
+    """Check a call of `gather_indexer_cache`. Raises InputError."""
+    checks = CacheChecks(GATHER.operator)
+    seen, pages = checks.cache(cache, INDEXER_FP8)
+    options = checks.chosen(GATHER, rows)
+    views = GatherViews(seen)
+    if slots is not None:
+        for argument, given in (("block_tables", block_tables), ("cu_lens", cu_lens), ("rows", options.rows)):
+            if given is not None:
+                raise checks.error(argument, "None with slots", type(given).__name__)
+        views.slots = checks.needed(slots, "slots", (None,), "[N]", INDICES)
+        count = checks.extent(views.slots, "slots", 0, "slots")
+    else:
+        if block_tables is None:
+            raise checks.error("slots", "an array of shape [N], or block_tables, cu_lens and rows", None)
+        views.block_tables = checks.needed(block_tables, "block_tables", (None, None), "[B, width]", ("int32",))
+        requests = checks.extent(views.block_tables, "block_tables", 0, "requests")
+        checks.extent(views.block_tables, "block_tables", 1, "blocks of a request")
+        views.cu_lens = checks.needed(cu_lens, "cu_lens", (requests + 1,), f"[{requests + 1}]", ("int32",))
+        if options.rows is None:
+            raise checks.error("rows", "how many rows there are, with block_tables", None)
+        count = options.rows
+    views.k = checks.codes(k, "k", (count, INDEXER_FP8.channels))
+    views.k_scale = checks.shaped(k_scale, "k_scale", (count,), ("float32",), output=True)
+    checks.separate()
+    return views, GatherProblem(count, pages, options, seen.device)
+
+
+def look_at_places(views: GatherViews, problem: GatherProblem, stream: object) -> None:
+    """Raise InputError for slots, used blocks and lengths that are out of range; -1 is none."""
+    pages = problem.pages
+    if views.slots is not None:
+        _require_slots(tensor.fetched(views.slots, stream), "slots", pages, GATHER.operator)
+        return
+    assert views.block_tables is not None and views.cu_lens is not None
+    tables, lens = tensor.fetched(views.block_tables, stream), tensor.fetched(views.cu_lens, stream)
+    wrong = np.flatnonzero((np.diff(lens, prepend=0) < 0) | (lens > problem.rows))
+    if wrong.size:
+        place = int(wrong[0])
+        expected = f"numbers from 0 to rows {problem.rows} that do not fall"
+        raise InputError("cu_lens", expected, f"{lens[place]} at [{place}]", GATHER.operator)
+    request, position = requested(lens, problem.rows)
+    column = position // pages.page
+    used = (request >= 0) & (column < tables.shape[1])
+    places = np.stack([request[used], column[used]], axis=-1)
+    bad = [(a, b) for a, b in np.unique(places, axis=0) if not -1 <= tables[a, b] < pages.blocks]
+    if bad:
+        a, b = map(int, bad[0])
+        raise InputError("block_tables", f"-1 to {pages.blocks - 1}", f"{tables[a, b]} at [{a}, {b}]", GATHER.operator)

@@ -1,0 +1,75 @@
+"""The calls of all functions: the NumPy references on the CPU, the kernels on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ... import tensor
+from ...arch import Gpu
+from ...build import KernelSource
+from ..calls import Calls
+from ..mla import by_reference
+from . import cuda, paged_spec, plan, reference, spec
+from .paged_spec import WriteProblem, WriteViews
+
+QUANTIZE_FP8 = Calls(
+    spec.ARGUMENTS,
+    spec.read,
+    cuda.wanted,
+    cuda.Quantize,
+    by_reference(spec.ARGUMENTS, reference.quantize_fp8, cuda.wanted),
+)
+DEQUANTIZE_FP8 = Calls(
+    spec.DEQUANTIZE,
+    spec.read_dequantize,
+    cuda.dequantize_wanted,
+    cuda.Dequantize,
+    by_reference(spec.DEQUANTIZE, reference.dequantize_fp8, cuda.dequantize_wanted),
+)
+
+
+HADAMARD = Calls(
+    spec.HADAMARD,
+    spec.read_hadamard,
+    cuda.hadamard_wanted,
+    cuda.Hadamard,
+    by_reference(spec.HADAMARD, reference.hadamard, cuda.hadamard_wanted),
+)
+
+
+def _write_on_cpu(views: WriteViews, problem: WriteProblem) -> Callable[[], Any]:
+    k, cache, slots = map(tensor.to_numpy, (views.k, views.cache, views.slot_mapping))
+
+    def run() -> Any:
+        reference.indexer_k_quant_and_cache(k, cache, slots, scale_rule=problem.options.scale_rule)
+        return views.cache.owner
+
+    return run
+
+
+INDEXER_K_QUANT_AND_CACHE = Calls(
+    paged_spec.WRITE,
+    paged_spec.read_write,
+    cuda.nothing_wanted,
+    cuda.Write,
+    _write_on_cpu,
+    look=paged_spec.look_at_slot_mapping,
+)
+GATHER_INDEXER_CACHE = Calls(
+    paged_spec.GATHER,
+    paged_spec.read_gather,
+    cuda.gather_wanted,
+    cuda.Gather,
+    by_reference(paged_spec.GATHER, reference.gather_indexer_cache, cuda.gather_wanted),
+    look=paged_spec.look_at_places,
+)
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call of `quantize_fp8` on such a GPU compiles. Raises InputError, UnsupportedError."""
+    _, problem = spec.read(**arguments)
+    if not math.prod(problem.shape):
+        return ()
+    return (plan.kernel("quantize_fp8", gpu.arch, spec.ARGUMENTS.operator),)
