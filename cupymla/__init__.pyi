@@ -1402,9 +1402,9 @@ class _IndexerTopk:
                 of q's framework by default. It means nothing on the CPU.
 
         Returns:
-            (indices, count[, values][, lse]) in q's framework. Ids of keys ascend; entries left over come last and hold -1,
-            their values -inf. count says how many ids there are, which is what `topk_length` of sparse attention wants. lse
-            is +inf where nothing is selected.
+            (indices, count), and values and lse behind them where asked for, in q's framework. Ids of keys ascend; entries
+            left over come last and hold -1, their values -inf. count says how many ids there are, which is what
+            `topk_length` of sparse attention wants. lse is +inf where nothing is selected.
 
         Raises:
             InputError: an argument cannot be used as it is; nothing was computed or written.

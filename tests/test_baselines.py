@@ -169,6 +169,21 @@ def test_a_top_k_is_its_scores_in_any_order() -> None:
         difference([3, 3, 1, 4], [4, 3, 2, 0])
 
 
+def test_an_indexers_selection_is_its_scores_too() -> None:
+    subject = Subject("indexer_topk")
+    inputs = subject.cases.inputs(subject.cases.CASES[0], 0)
+    ours = subject.named(subject.call(**inputs))
+
+    def difference(indices: np.ndarray[Any, Any]) -> float:
+        return agreement.difference("indexer_topk", inputs, ours, {"indices": torch.from_numpy(indices)})
+
+    assert difference(ours["indices"][:, ::-1].copy()) == 0
+    wrong = ours["indices"].copy()
+    wrong[0, 0] = next(key for key in range(200) if key not in wrong[0])
+    with pytest.raises(Mismatch):
+        difference(wrong)
+
+
 def test_a_distribution_is_compared_in_rows_that_sum_to_1() -> None:
     dist = np.random.default_rng(1).random((5, 30), dtype=np.float32)
     assert agreement.difference("attn_dist", {}, {"dist": dist}, {"dist": dist / dist.sum(-1, keepdims=True)}) < 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from cupymla.testing.operators import Subject, arguments_on
 
 cupy = pytest.importorskip("cupy")
 
-TOPK, LOGITS = Subject("topk"), Subject("indexer_logits")
+TOPK, LOGITS, SELECTED = Subject("topk"), Subject("indexer_logits"), Subject("indexer_topk")
 
 
 def named(cases: tuple[Any, ...]) -> list[Any]:
@@ -47,6 +48,25 @@ def test_large_scores(case: Any) -> None:
         if case.causal:
             part["q_start"] = case.q_start + first
         compare.require(LOGITS.reports(part, {"logits": logits[rows]}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("values", ["normal", "exact"])
+@pytest.mark.parametrize("case", named(SELECTED.cases.LARGE))
+def test_large_selections_are_those_of_the_two_functions(case: Any, values: str) -> None:
+    """Bit for bit, of rows in several chunks."""
+    drawn = replace(case, scored=replace(case.scored, values=values), return_values=True)
+    inputs = arguments_on(cupy, SELECTED.cases.inputs(drawn, 1))
+    made = cupymla.indexer_topk(**inputs)
+    own = ("topk", "return_values", "return_lse", "lse_base")
+    logits = cupymla.indexer_logits(**{name: value for name, value in inputs.items() if name not in own})
+    expected = cupymla.topk(logits, case.topk, return_values=True)
+    for got, wanted in zip(made[:3], expected, strict=True):
+        np.testing.assert_array_equal(bits(got), bits(wanted))
+    if case.return_lse:
+        lse = np.logaddexp.reduce(cupy.asnumpy(expected[2]).astype(np.float64), axis=-1, initial=-np.inf)
+        lse[cupy.asnumpy(expected[1]) == 0] = np.inf
+        np.testing.assert_allclose(cupy.asnumpy(made[3]), lse, rtol=1e-5)
 
 
 @pytest.mark.gpu

@@ -21,7 +21,8 @@ __device__ __forceinline__ int32_t begin_of(const GatherParameters& params, int3
 
 // The slot of a row by its request's block table; -1 for none. Reads nothing out of the tables, whatever they hold.
 __device__ __forceinline__ int64_t slot_of(const GatherParameters& params, int32_t row) {
-  int32_t low = 0, high = params.requests;  // requests below `low` begin at or before the row, those from `high` on after
+  // Requests below `low` begin at or before the row, those from `high` on after it.
+  int32_t low = 0, high = params.requests;
   while (low < high) {
     const int32_t middle = low + (high - low) / 2;
     if (begin_of(params, middle) <= row) {

@@ -121,6 +121,16 @@ def _selected(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) ->
     return {"selected scores": ordered.view(xp.int32)}
 
 
+def _selected_keys(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of an indexer, whose scores are computed here: others' last bits differ, and so may a choice."""
+    from ... import indexer_logits
+
+    own = ("topk", "return_values", "return_lse", "lse_base")
+    scores = indexer_logits(**{name: value for name, value in inputs.items() if name not in own})
+    found = _selected(xp, {"scores": scores}, outputs)["selected scores"]
+    return {"selected scores": found.view(xp.float32)}
+
+
 def _shares(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Rows that sum to 1."""
     return {name: array / xp.maximum(array.sum(axis=-1, keepdims=True), 1e-10) for name, array in outputs.items()}
@@ -128,6 +138,7 @@ def _shares(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> d
 
 _COMPARABLE: dict[str, Callable[[Any, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
     "topk": _selected,
+    "indexer_topk": _selected_keys,
     "attn_dist": _shares,
 }
 """What is compared in the place of outputs that may differ in another way."""

@@ -457,10 +457,15 @@ def workspace_limit(problem: Problem) -> int:
     in_runs = shared.h_q > CTA_HEADS  # on sm_90a
     if shared.options.deterministic:
         sizes = []
+        can_take_phases = any(_can_take_phases(problem, name) for name in FOLDERS)
         for packed in {packs_rows(problem, name) for name in FOLDERS}:
             chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, 1)
             sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed).bytes)
-        return max(sizes) + _further_lists_limit(problem, tokens) + _p_ds_limit(problem)
+            if can_take_phases:
+                # P and dS are stored for as many queries as partial sums.
+                chunk = fitting(chunk, two_phase.p_ds_bytes(problem), two_phase.P_DS_BYTES, 1)
+                sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed, in_phases=True).bytes)
+        return max(sizes) + _further_lists_limit(problem, tokens)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     sizes = [workspace(problem, 1, in_runs=in_runs).bytes]
     for n in (*_packable_queries(problem), *in_order):
