@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -268,16 +267,14 @@ def test_what_builds_the_site_is_an_extra_that_developers_have() -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """As `scripts/docs` builds it, in less than half a minute."""
+    """As `scripts/docs` builds it."""
     for package in ("mkdocs", "material", "mkdocstrings_handlers"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; the extra docs brings it")
-    begun = time.monotonic()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert time.monotonic() - begun < 30
     reference = (tmp_path / "site" / "reference" / "index.html").read_text(encoding="utf-8")
     missing = [name for name in registry.public_functions() if f'id="{pages.written_in(name)}"' not in reference]
     assert missing == []

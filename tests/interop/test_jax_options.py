@@ -45,3 +45,23 @@ def test_nan_is_remembered_as_any_other_number() -> None:
     mla.nvfp4_gemv(*arrays, alpha=float("nan"))
     mla.nvfp4_gemv(*arrays, alpha=np.float64("nan"))
     assert functions._compiled.cache_info().misses == before
+
+
+@pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (20, 1), (-5, 1), (3, 4), (-9, 4)])
+@pytest.mark.parametrize("limits", [False, True])
+def test_a_traced_start_masks_keys_as_a_number_does(q_start: int, k_stride: int, limits: bool) -> None:
+    """An index operator's mask becomes `ends`."""
+    rng = np.random.default_rng(7)
+    q, k = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((30, 8, 64), (40, 64)))
+    weights = jnp.asarray(rng.standard_normal((30, 8)), jnp.float32)
+    given = {"ends": jnp.asarray(rng.integers(-3, 50, 30), jnp.int32)} if limits else {}
+
+    def run(start: Any, lead: tuple[Any, ...] = (...,)) -> Any:
+        limited = {name: array[lead] for name, array in given.items()}
+        arrays = (array[lead] for array in (q, k, weights))
+        return mla.indexer_topk(*arrays, 5, causal=True, q_start=start, k_stride=k_stride, **limited)
+
+    wanted = run(q_start)
+    for made in (jax.jit(run)(q_start), jax.jit(lambda start: run(start, (None,)))(q_start)):
+        for got, array in zip(made, wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(got).reshape(array.shape), np.asarray(array))

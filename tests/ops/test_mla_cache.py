@@ -377,3 +377,16 @@ def test_other_numbers_of_channels_are_refused(channels: int) -> None:
         cupymla.hadamard(np.zeros((2, channels), np.float32))
     with pytest.raises(InputError, match="hadamard: argument 'out': expected dtype float32"):
         cupymla.hadamard(np.zeros((2, 64), np.float32), out=np.zeros((2, 64), np.float16))
+
+
+def test_pages_that_no_kernel_can_count_are_refused_also_of_an_empty_cache() -> None:
+    cache = np.zeros((0, 2**32, 132), np.uint8)
+    with pytest.raises(InputError, match="'cache': expected up to"):
+        cupymla.gather_indexer_cache(cache, np.zeros(3, np.int32))
+
+
+def test_rows_that_no_kernel_can_count_are_refused() -> None:
+    """Of strides 0: no such memory is there."""
+    codes = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (0, 2**31 + 128), (0, 1))
+    with pytest.raises(InputError, match="'codes': expected 0 to 2147483647 channels"):
+        cupymla.dequantize_fp8(codes, np.zeros((0, 2**24 + 1), np.float32))

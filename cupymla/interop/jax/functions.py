@@ -307,6 +307,14 @@ def _documented(declaration: Declaration) -> str:
     return "\n".join([*lines, *declaration.notes()])
 
 
+def _causal_ends(arrays: Mapping[str, Any], q_start: Any, k_stride: int) -> Any:
+    """The index operators' causal limit as their `ends`: keys that are complete at each query's position."""
+    rows, keys = arrays["q"].shape[:-2], arrays["k"].shape[-2]
+    limit = jnp.floor_divide(q_start + jnp.arange(1, rows[-1] + 1, dtype=jnp.int32), k_stride)
+    ends = jnp.broadcast_to(jnp.clip(limit, 0, keys).astype(jnp.int32), rows)
+    return jnp.minimum(ends, arrays["ends"]) if "ends" in arrays else ends
+
+
 def traceable(
     declaration: Declaration, arrays: dict[str, Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -328,7 +336,7 @@ def traceable(
     if jax.export.is_symbolic_dim(options.get("q_start")):
         options["q_start"] = jnp.asarray(options["q_start"], jnp.int32)
     if isinstance(options.get("q_start"), jax.Array):
-        # A start that only the run knows cannot be written into the program; a mask of the indices can.
+        # A start that only the run knows cannot be written into the program; a mask of the indices, or of keys, can.
         _require_integer(declaration, options["q_start"])
         known = _call(declaration, arrays, {**options, "q_start": 0})
         if known.is_static:
@@ -336,7 +344,10 @@ def traceable(
         start, stride = options.pop("q_start"), options.pop("k_stride")
         if options.pop("causal"):
             batched = arrays["q"].ndim == 4
-            arrays["indices"] = causal_indices(arrays["indices"], start, stride, query_axis=int(batched))
+            if "indices" in arrays:
+                arrays["indices"] = causal_indices(arrays["indices"], start, stride, query_axis=int(batched))
+            else:
+                arrays["ends"] = _causal_ends(arrays, start, stride)
         options |= {"causal": False, "q_start": 0, "k_stride": 1}
     for name, value in options.items():
         if isinstance(value, jax.Array):

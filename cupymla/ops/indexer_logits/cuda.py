@@ -118,6 +118,7 @@ class Binding(Launches):
             return
         pointers = views.q.ptr, views.k.ptr
         if self._pointers != pointers:
+            self._pointers = None
             self.launcher.replace(0, tiles(self._maps[0]._replace(ptr=views.q.ptr), "q", OPERATOR))
             self.launcher.replace(1, tiles(self._maps[1]._replace(ptr=views.k.ptr), "k", OPERATOR))
             self._pointers = pointers

@@ -18,6 +18,8 @@ FP8 = ("float8_e4m3fn", "uint8")
 DTYPES = ("float8_e4m3fn", "bfloat16", "float16")
 CHANNELS = (64, 128)
 MAX_HEADS = 128
+MAX_KEYS = 2**31 - 128
+"""Kernels count keys in 32 bits, and a last tile of 128 reaches beyond them."""
 
 
 @dataclass(slots=True)
@@ -167,7 +169,9 @@ def read_scored(
     if k_seen.ndim != len(lead) + 2 or k_seen.shape[: len(lead)] != lead or k_seen.shape[-1] != channels:
         raise validation.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
     validation.check_layout(k_seen, "k", "rows")
-    keys = validation.extent(k_seen, "k", -2, "keys")
+    keys = k_seen.shape[-2]
+    if keys > MAX_KEYS:
+        raise validation.error("k", f"0 to {MAX_KEYS} keys", keys)
     if not narrow:
         for argument, given in (("q_scale", q_scale), ("k_scale", k_scale)):
             if given is not None:

@@ -62,7 +62,7 @@ def _lse(values: Array, base: str, precision: Precision) -> Array:
     wide = values.astype(np.float64 if precision == "float64" else np.float32)
     log2e, ln2 = wide.dtype.type(np.log2(np.e)), wide.dtype.type(np.log(2))
     most = wide.max(axis=-1, initial=-np.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         total = np.exp2((wide - most[..., None]) * log2e).sum(axis=-1)
         lse: Array = most * log2e + np.log2(total) if base == "2" else most + np.log2(total) * ln2
     lse[np.isinf(most)] = np.inf

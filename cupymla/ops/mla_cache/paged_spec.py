@@ -51,8 +51,8 @@ class CacheChecks(CodesChecks):
             expected = f"shape [blocks, page, {token}] or [blocks, page, 1, {token}], page at least 1"
             raise self.error("cache", expected, list(seen.shape))
         blocks, page = seen.shape[:2]
-        if blocks * page > MAX_EXTENT:
-            raise self.error("cache", f"up to {MAX_EXTENT} tokens, blocks * page", blocks * page)
+        if max(blocks, 1) * page > MAX_EXTENT:
+            raise self.error("cache", f"up to {MAX_EXTENT} tokens, blocks * page", max(blocks, 1) * page)
         if not blocks:
             return seen, Pages(0, page, 0)
         if seen.strides[-1] != 1 or (page > 1 and seen.strides[1] != token):

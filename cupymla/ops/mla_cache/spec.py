@@ -81,6 +81,7 @@ class RowsChecks(CodesChecks):
         if not 1 <= seen.ndim <= MAX_RANK:
             raise self.error(argument, f"shape [..., D] of 1 to {MAX_RANK} axes", list(seen.shape))
         self.check_layout(seen, argument, "lists")
+        self.extent(seen, argument, -1, "channels, D in [..., D]")
         return seen
 
     def whole_groups(self, seen: View, argument: str, group: int) -> int:

@@ -443,35 +443,27 @@ def _further_lists_limit(problem: Problem, tokens: int) -> int:
     )
 
 
-def _p_ds_limit(problem: Problem) -> int:
-    """What P and dS take at most, where the attention is in two phases."""
-    if not any(_can_take_phases(problem, name) for name in FOLDERS):
-        return 0
-    return min(max(1, all_tokens(problem)) * two_phase.p_ds_bytes(problem), two_phase.P_DS_BYTES) + _PART_ALIGNMENT
-
-
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
-    tokens = all_tokens(problem)
+    tokens, sizes = all_tokens(problem), []
     in_runs = shared.h_q > CTA_HEADS  # on sm_90a
+    p_ds_bytes, can_take_phases = two_phase.p_ds_bytes(problem), any(_can_take_phases(problem, n) for n in FOLDERS)
     if shared.options.deterministic:
-        sizes = []
-        can_take_phases = any(_can_take_phases(problem, name) for name in FOLDERS)
         for packed in {packs_rows(problem, name) for name in FOLDERS}:
             chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, 1)
-            sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed).bytes)
-            if can_take_phases:
+            for in_phases in (False, True)[: 1 + can_take_phases]:
                 # P and dS are stored for as many queries as partial sums.
-                chunk = fitting(chunk, two_phase.p_ds_bytes(problem), two_phase.P_DS_BYTES, 1)
-                sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed, in_phases=True).bytes)
+                chunk = fitting(chunk, p_ds_bytes, two_phase.P_DS_BYTES, 1) if in_phases else chunk
+                sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed, in_phases=in_phases).bytes)
         return max(sizes) + _further_lists_limit(problem, tokens)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
-    sizes = [workspace(problem, 1, in_runs=in_runs).bytes]
+    sizes.append(workspace(problem, 1, in_runs=in_runs).bytes)
     for n in (*_packable_queries(problem), *in_order):
         chunk = fitting(all_query_groups(problem, n), list_bytes(problem, n), LIST_BYTES, 1)
         sizes.append(workspace(problem, chunk, n, n == 1, in_runs=in_runs).bytes)
-    return max(sizes) + _p_ds_limit(problem)
+    p_ds = min(max(1, tokens) * p_ds_bytes, two_phase.P_DS_BYTES) + _PART_ALIGNMENT
+    return max(sizes) + (p_ds if can_take_phases else 0)
 
 
 def variant(
