@@ -12,6 +12,7 @@ import pytest
 
 import cupymla
 from cupymla import InputError, UnsupportedError, build, driver
+from cupymla.ops import registry
 from cupymla.ops.sparse_mla_fwd import cuda as binding
 from cupymla.ops.sparse_mla_fwd import plan
 
@@ -31,6 +32,15 @@ def test_facts_and_record_are_those_of_the_kernel(no_module: None) -> None:
     assert kernel.facts["threads"] % 128 == 0
     assert kernel.facts["parameter_bytes"] == ctypes.sizeof(kernel.parameters)
     assert kernel.parameter_sizes == (128, ctypes.sizeof(binding.Parameters))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "entry", [entry for entry in registry.OPERATORS if entry.kernels], ids=lambda entry: entry.name
+)
+def test_every_operator_has_a_raw_kernel(no_module: None, entry: registry.OperatorEntry) -> None:
+    kernel = cupymla.raw_module(entry.name, arch=entry.targets[0])
+    assert ctypes.sizeof(kernel.parameters) == kernel.facts["parameter_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -58,8 +58,8 @@ def test_a_traced_start_masks_keys_as_a_number_does(q_start: int, k_stride: int,
 
     def run(start: Any, lead: tuple[Any, ...] = (...,)) -> Any:
         limited = {name: array[lead] for name, array in given.items()}
-        arrays = (array[lead] for array in (q, k, weights))
-        return mla.indexer_topk(*arrays, 5, causal=True, q_start=start, k_stride=k_stride, **limited)
+        arrays: Any = [array[lead] for array in (q, k, weights)]
+        return cast(Any, mla).indexer_topk(*arrays, 5, causal=True, q_start=start, k_stride=k_stride, **limited)
 
     wanted = run(q_start)
     for made in (jax.jit(run)(q_start), jax.jit(lambda start: run(start, (None,)))(q_start)):

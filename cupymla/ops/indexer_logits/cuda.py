@@ -36,7 +36,7 @@ class Parameters(ctypes.Structure):
     )
 
 
-def record(problem: Problem, work: WorkAssignment, views: Views, logits: View) -> Parameters:
+def filled(problem: Problem, work: WorkAssignment, views: Views, logits: View) -> Parameters:
     """The parameters of a launch."""
     made = Parameters(
         q_start=problem.options.q_start,
@@ -107,7 +107,7 @@ class Binding(Launches):
             check_record(source, facts, Parameters)
             work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index))
             geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
-            self._record = record(problem, work, views, logits)
+            self._record = filled(problem, work, views, logits)
             self._maps = q_tiles(problem, views.q, facts), k_tiles(problem, views.k, facts)
             launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))
         super().__init__(launcher)

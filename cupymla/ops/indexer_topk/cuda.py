@@ -79,7 +79,7 @@ class _Part:
         check_record(chosen.source, kernel.facts, Parameters)
         arrays: dict[str, View | None] = {"scores": logits, "starts": views.starts, "ends": views.ends}
         arrays |= dict(zip(_RESULTS[:3], results, strict=False))
-        made = selection.record(
+        made = selection.filled(
             selection_spec.Problem(
                 lead,
                 chunk.rows,

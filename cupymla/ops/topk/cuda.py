@@ -28,7 +28,7 @@ class Parameters(ctypes.Structure):
     )
 
 
-def record(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) -> Parameters:
+def filled(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) -> Parameters:
     """The parameters of a launch; `arrays` by name, outputs included."""
     made = Parameters(
         rows=problem.rows,
@@ -64,7 +64,7 @@ class Binding(Launches):
             made = (*results, None)
             arrays = {"scores": views.scores, "starts": views.starts, "ends": views.ends}
             arrays |= {"indices": made[0], "count": made[1], "values": made[2]}
-            self._record = record(problem, chosen, arrays)
+            self._record = filled(problem, chosen, arrays)
             smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
             geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
             launcher = Launcher(kernel, geometry, (self._record,))
