@@ -81,8 +81,8 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)", _logits, {"causal": "causal"}
     ),
     "indexer_topk": _Spelling(
-        r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
-        lambda size: f"{_logits(size)}, top {size['k']}",
+        r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
+        lambda size: f"{_logits({**size, 'd': size['d'] or '128'})}, top {size['k']}",
         {"causal": "causal"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),

@@ -1,6 +1,7 @@
 """Problems of indexer_topk: those of `indexer_logits`, with a selection; see `cupymla.ops.case`.
 
-Values are small integers, whose scores are exact on every machine, so that there is one right selection.
+Values are small integers, whose scores are exact on every machine, so that there is one right selection. What is wanted
+is wanted in the order of `OUTPUTS`: no lse without values.
 """
 
 from __future__ import annotations
@@ -39,38 +40,43 @@ def _case(queries: int, keys: int, topk: int, name: str = "", intent: str = "sha
     heads, channels = traits.pop("heads", 16), traits.get("channels", 128)
     values = {} if intent == "speed" else {"values": "exact"}
     scored = LogitsCase(name="", intent=intent, queries=queries, keys=keys, heads=heads, **{**values, **traits})
-    words = [f"{scored.dtype}_h{heads}_d{channels}_t{queries}_l{keys}_k{topk}", *([name] if name else [])]
+    size = f"_h{heads}{'' if channels == 128 else f'_d{channels}'}_t{queries}_l{keys}_k{topk}"
+    words = [f"{scored.dtype}{size}", *([name] if name else [])]
     return IndexerTopkCase(name="_".join(words), intent=intent, scored=scored, topk=topk, **own)
 
 
 CASES: tuple[IndexerTopkCase, ...] = (
     _case(3, 200, 20, scales=True),
     _case(3, 200, 20, heads=64, return_values=True),
-    _case(2, 70, 30, dtype="bf16", return_lse=True),
+    _case(2, 70, 30, dtype="bf16", return_values=True, return_lse=True),
     _case(2, 70, 30, dtype="fp16", channels=64, return_values=True, return_lse=True),
     _case(2, 40, 60, "short", return_values=True, return_lse=True),
-    _case(0, 100, 5, "no_queries", return_lse=True),
+    _case(0, 100, 5, "no_queries", return_values=True, return_lse=True),
     _case(3, 0, 5, "no_keys", return_values=True, return_lse=True),
-    _case(3, 130, 9, "lse2", "options", return_lse=True, lse_base="2"),
+    _case(3, 130, 9, "lse2", "options", return_values=True, return_lse=True, lse_base="2"),
     _case(3, 130, 9, "no_relu", "options", relu=False, return_values=True),
     _case(3, 130, 9, "bf16_weights", "options", bf16_weights=True),
-    _case(20, 19, 8, "causal", "masks", causal=True, return_lse=True),
+    _case(20, 19, 8, "causal", "masks", causal=True, return_values=True, return_lse=True),
     _case(9, 140, 30, "causal", "masks", causal=True, q_start=130, heads=32),
-    _case(30, 9, 4, "causal_stride4", "masks", causal=True, q_start=-3, k_stride=4, return_lse=True),
+    _case(
+        30, 9, 4, "causal_stride4", "masks", causal=True, q_start=-3, k_stride=4, return_values=True, return_lse=True
+    ),
     _case(11, 270, 40, "windows", "masks", limits="windows", return_values=True, return_lse=True),
     _case(11, 270, 40, "windows_causal", "masks", limits="windows", causal=True, q_start=200, dtype="bf16"),
     _case(3, 130, 20, "batch", "batch", batch=2, limits="windows", scales=True, return_values=True, return_lse=True),
-    _case(3, 70, 20, "batch_strided", "strides", batch=2, dtype="bf16", strided=True, return_lse=True),
+    _case(
+        3, 70, 20, "batch_strided", "strides", batch=2, dtype="bf16", strided=True, return_values=True, return_lse=True
+    ),
 )
 
-DEMO = _case(64, 4096, 512, heads=32, scales=True)
+DEMO = _case(32, 4096, 512, heads=32, scales=True)
 """A problem which takes the references a second or two."""
 
 LARGE: tuple[IndexerTopkCase, ...] = (
-    _case(300, 200001, 2048, "chunks", "large", heads=32, return_lse=True),
+    _case(300, 200001, 2048, "chunks", "large", heads=32, return_values=True, return_lse=True),
     _case(300, 200001, 2048, "chunks_causal", "large", heads=32, causal=True, q_start=199701),
     _case(3000, 3001, 2048, "causal", "large", heads=64, causal=True, return_values=True),
-    _case(200, 9000, 1000, "batch", "large", batch=30, limits="windows", return_lse=True),
+    _case(200, 9000, 1000, "batch", "large", batch=30, limits="windows", return_values=True, return_lse=True),
 )
 """For a GPU alone: rows that are scored in several parts."""
 
