@@ -235,7 +235,7 @@ class Compiled(BoundCall):
         latest: the addresses that it has run with last, as the program lists them.
     """
 
-    __slots__ = ("_constants", "_given", "_is_short", "_order", "_ordered", "latest")
+    __slots__ = ("_allocates", "_constants", "_given", "_order", "_ordered", "latest")
 
     def __init__(self, call: Call, device: Device, addresses: Sequence[int]) -> None:
         """Bind, with the device's context current, for contiguous arrays. Raises what the operator raises.
@@ -259,7 +259,7 @@ class Compiled(BoundCall):
         results = [name for name in calls.arguments.results if name in places]
         workspace = ["workspace"] if "workspace" in places else []
         self._order = [places[name] for name in (*self.names, *results, *workspace)]
-        self._is_short = bool(self.workspace_bytes) and len(self._order) == len(self.names) + len(self.results)
+        self._allocates = bool(self.workspace_bytes) and len(self._order) == len(self.names) + len(self.results)
         self.latest: list[int] | None = None
         self._ordered: list[int] = []
 
@@ -269,7 +269,7 @@ class Compiled(BoundCall):
             self.latest = None
             self._ordered = [addresses[place] for place in self._order]
             self.latest = addresses
-        if not self._is_short:
+        if not self._allocates:
             self.run(self._ordered, self._constants, stream)
             return
         place, keep = self.memory(lambda: self._given, stream, stream)
@@ -293,7 +293,7 @@ def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream:
     """
     if device.kind == "cpu":
         _by_function(call, device, addresses)
-    elif any(address % _ALIGNMENT for address in addresses):
+    elif not _aligned(addresses):
         # Whether a kernel can do with such an address only the operator's checks know.
         _by_function(call, device, addresses, stream=stream)
     else:
@@ -302,7 +302,7 @@ def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream:
             made.at(addresses, stream)  # type: ignore[attr-defined]
 
 
-def again(key: Hashable, index: int, addresses: list[int], stream: int) -> bool:
+def run_bound(key: Hashable, index: int, addresses: list[int], stream: int) -> bool:
     """Run a call that this thread has bound, as `run` does; False where `run` has to.
 
     Args:
@@ -313,15 +313,19 @@ def again(key: Hashable, index: int, addresses: list[int], stream: int) -> bool:
     if made is None or made.in_use or not driver.is_current(index):
         return False
     assert isinstance(made, Compiled)
-    if addresses != made.latest:
-        bits = 0
-        for address in addresses:
-            bits |= address
-        if bits % _ALIGNMENT:
-            return False
+    if addresses != made.latest and not _aligned(addresses):
+        return False
     made.in_use = True
     made.at(addresses, stream)
     return True
+
+
+def _aligned(addresses: Sequence[int]) -> bool:
+    """Whether all are multiples of what kernels take without a look at the call."""
+    bits = 0
+    for address in addresses:
+        bits |= address
+    return bits % _ALIGNMENT == 0
 
 
 def _by_function(call: Call, device: Device, addresses: Sequence[int], **where: int) -> None:

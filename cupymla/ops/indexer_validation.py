@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from ..errors import InputError
 from ..tensor import View
+from . import workspace as workspaces
 from .checks import Checks
-from .mla import ROW_ALIGNMENT_BYTES, Layout
+from .mla import ROW_ALIGNMENT_BYTES, Layout, attributed
+
+FP8 = ("float8_e4m3fn", "uint8")
+"""fp8 e4m3fn, where the framework has it, or its bytes."""
 
 MAX_EXTENT = 2**31 - 1
 """Bound of a number of queries, of keys and of topk: ids are int32."""
@@ -33,6 +39,15 @@ class Validation(Checks):
         self.check_layout(seen, argument, layout)
         return seen
 
+    def given(
+        self, array: object, argument: str, shape: tuple[int, ...], dtypes: Sequence[str], layout: Layout = "free"
+    ) -> View:
+        """The same of an array that must be there."""
+        seen = self.shaped(array, argument, shape, dtypes, layout)
+        if seen is None:
+            raise self.error(argument, f"an array of shape {list(shape)}", None)
+        return seen
+
     def check_layout(self, seen: View, argument: str, layout: Layout) -> None:
         """Refuse strides that kernels cannot follow.
 
@@ -57,12 +72,22 @@ class Validation(Checks):
         if seen.ptr % alignment:
             raise self.error(argument, f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
 
-    def extent(self, seen: View, argument: str, axis: int, what: str, least: int = 0) -> int:
+    def extent(self, seen: View, argument: str, axis: int, what: str, least: int = 0, most: int = MAX_EXTENT) -> int:
         """An extent of an array, within what kernels can count."""
         extent = seen.shape[axis]
-        if not least <= extent <= MAX_EXTENT:
-            raise self.error(argument, f"{least} to {MAX_EXTENT} {what}", extent)
+        if not least <= extent <= most:
+            raise self.error(argument, f"{least} to {most} {what}", extent)
         return extent
+
+    def workspace(self, array: Any, like: View) -> View | None:
+        """A caller's workspace, which shares no memory with another array; see `workspace.read`."""
+        try:
+            seen = workspaces.read(array, like)
+        except InputError as refused:
+            raise attributed(refused, self.operator) from None
+        if seen is not None:
+            self._seen.append(("workspace", seen, True))
+        return seen
 
     def rank(self, seen: View, argument: str, spelled: str, rank: int) -> tuple[int, ...]:
         """The leading batch axis, as a tuple of one extent or of none, of an array of `rank` axes without it."""

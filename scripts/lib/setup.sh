@@ -63,18 +63,22 @@ index_reachable() {
     return "$result"
 }
 
+# Installs a wheel that brings a module, unless it is there; fails quietly.
+offer() {
+    has_modules "$1" "$2" ||
+        "$1" -m pip install --quiet --retries 1 --timeout 30 --only-binary=:all: "$3" >/dev/null 2>&1
+}
+
 # torch is an extra witness for the tests, which skip what needs it. Only a CPU build is ever asked for: the "+cpu"
 # version exists nowhere but where pip has been pointed at CPU builds, so several GB of CUDA packages cannot come along.
 offer_cpu_torch() {
-    has_modules "$1" torch ||
-        "$1" -m pip install --quiet --retries 1 --timeout 30 --only-binary=:all: "torch==2.13.0+cpu" >/dev/null 2>&1 ||
+    offer "$1" torch "torch==2.13.0+cpu" ||
         say "no CPU build of torch to be had here: the tests that use it will be skipped"
 }
 
 # Tests compile C++ to run kernels without a GPU: where the machine has no compiler, one comes from a wheel.
 offer_compiler() {
-    command -v c++ >/dev/null || has_modules "$1" ziglang ||
-        "$1" -m pip install --quiet --retries 1 --timeout 30 --only-binary=:all: "ziglang>=0.13" >/dev/null 2>&1 ||
+    command -v c++ >/dev/null || offer "$1" ziglang "ziglang>=0.13" ||
         say "no C++ compiler to be had here: the tests that run kernels without a GPU will be skipped"
 }
 

@@ -236,7 +236,7 @@ def test_what_is_bound_runs_again_where_its_device_is_current(
     driver: fake_driver.FakeDriver, launched: Launched
 ) -> None:
     def again(*addresses: int) -> bool:
-        return call.again("key", 0, list(addresses), 3)
+        return call.run_bound("key", 0, list(addresses), 3)
 
     with cupymla.driver.on_device(0):
         assert not again(0x100, 0x200)

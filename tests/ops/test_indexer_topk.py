@@ -26,8 +26,6 @@ from cupymla_lab.emulated import emulated
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = Subject("indexer_topk")
 CASES: tuple[IndexerTopkCase, ...] = SUBJECT.cases.CASES
-OWN = ("topk", "return_values", "return_lse", "lse_base")
-"""Its arguments beside those of the scores."""
 
 
 def problem(queries: int, keys: int, batch: int = 0) -> Problem:
@@ -46,15 +44,13 @@ def inexact(case: IndexerTopkCase, seed: int) -> dict[str, Any]:
     return arguments
 
 
-def scored(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in OWN}
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_the_selection_of_the_two_functions(case: IndexerTopkCase) -> None:
     arguments = inexact(case, 1)
     indices, count, *others = cupymla.indexer_topk(**arguments)
-    expected = cupymla.topk(cupymla.indexer_logits(**scored(arguments)), case.topk, return_values=True)
+    expected = cupymla.topk(
+        cupymla.indexer_logits(**SUBJECT.cases.scored_arguments(arguments)), case.topk, return_values=True
+    )
     np.testing.assert_array_equal(indices, expected[0])
     np.testing.assert_array_equal(count, expected[1])
     if case.return_values:
@@ -71,6 +67,14 @@ def test_results_that_are_not_asked_for_are_refused() -> None:
     for name, array in (("values", np.zeros((3, 20), np.float32)), ("lse", np.zeros(3, np.float32))):
         with pytest.raises(InputError, match=f"'{name}': expected None without return_{name}"):
             SUBJECT.call(**arguments, **{name: array})
+
+
+def test_a_workspace_has_memory_of_its_own() -> None:
+    """Elsewhere a chunk's scores would be written over what is read or returned."""
+    arguments = SUBJECT.cases.inputs(CASES[0], 0)
+    count = np.zeros(3, np.int32)
+    with pytest.raises(InputError, match="'workspace': expected memory of its own"):
+        SUBJECT.call(**arguments, count=count, workspace=count.view(np.uint8))
 
 
 def test_scores_that_are_far_apart_have_a_sum(recwarn: pytest.WarningsRecorder) -> None:
@@ -139,7 +143,7 @@ def test_the_kernels_select_what_the_two_functions_kernels_select() -> None:
     arguments = inexact(named("windows"), 3)
     with emulated("sm_90a", 3) as machine:
         indices, count, values, _ = machine.run(SUBJECT, arguments)
-        (logits,) = machine.run(Subject("indexer_logits"), scored(arguments))
+        (logits,) = machine.run(Subject("indexer_logits"), SUBJECT.cases.scored_arguments(arguments))
         given = {"scores": logits, "topk": arguments["topk"], "return_values": True}
         expected = machine.run(Subject("topk"), given)
     for got, wanted in zip((indices, count, values), expected, strict=True):

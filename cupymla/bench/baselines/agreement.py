@@ -5,8 +5,7 @@ at a benchmark's size. Two results that meet it differ at most so much:
 
 - NaN, +inf and -inf stand in the same places;
 - 1 - 2<x,y> / (<x,x> + <y,y>) is at most four times the criterion's limit: it grows with the square of the distance,
-and
-  each may be as far off, in opposite directions;
+  and each may be as far off, in opposite directions;
 - no element differs by more than 2**-6 of the largest magnitude, eight times half a unit in the last place of bf16.
 
 Integers are equal. Of a top-k the selected scores are compared, as neither order nor choice among equals is promised
@@ -124,9 +123,9 @@ def _selected(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) ->
 def _selected_keys(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The same of an indexer, whose scores are computed here: others' last bits differ, and so may a choice."""
     from ... import indexer_logits
+    from ...ops.indexer_topk.cases import scored_arguments
 
-    own = ("topk", "return_values", "return_lse", "lse_base")
-    scores = indexer_logits(**{name: value for name, value in inputs.items() if name not in own})
+    scores = indexer_logits(**scored_arguments(inputs))
     found = _selected(xp, {"scores": scores}, outputs)["selected scores"]
     return {"selected scores": found.view(xp.float32)}
 

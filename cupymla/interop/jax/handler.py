@@ -23,7 +23,7 @@ from typing import Any
 from ... import device as devices
 from ...device import Device
 from ...errors import InputError, UnsupportedError
-from ..call import Call, again, known, lacks_shapes, run
+from ..call import Call, known, lacks_shapes, run, run_bound
 
 API_VERSION = (0, 1)
 """The oldest version of XLA's FFI that has everything used here but the device ordinal, whose presence is checked."""
@@ -176,7 +176,7 @@ class Handler:
         stream, ordinal = _places.of(api, context) if self._on_gpu else (0, _NO_ORDINAL)
         key: tuple[Hashable, ...] = (text, ordinal)
         # Nothing is bound with open shapes alone.
-        if again(key, ordinal, addresses, stream):
+        if run_bound(key, ordinal, addresses, stream):
             return
         call, open_shapes = _call(text)
         if open_shapes:

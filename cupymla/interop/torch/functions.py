@@ -77,17 +77,16 @@ def _outputs(declaration: Declaration, tensors: Tensors, options: Mapping[str, A
     return {name: uninitialised(result, like) for name, result in wanted.items()}
 
 
-def _returned(declaration: Declaration, results: Mapping[str, Any]) -> Any:
+def _returned(declaration: Declaration, values: list[Any]) -> Any:
     if declaration.updates:
         return None
-    values = list(results.values())
     if declaration.varies:
         return values
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def _implementation(declaration: Declaration) -> Callable[..., Any]:
-    function, names = declaration.function(), declaration.calls().arguments.results
+    function = declaration.function()
 
     def run(*arguments: Any, **options: Any) -> Any:
         tensors, chosen = given(declaration, arguments, options)
@@ -103,10 +102,9 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
             if not tensors[name].is_inference():
                 # What autograd goes by to refuse a gradient that needs what stood there before.
                 torch.autograd.graph.increment_version(tensors[name])
-        if not declaration.updates and not arguments[0].is_cuda:
-            return _returned(declaration, results)
-        values = made if isinstance(made, tuple) else (made,)
-        return _returned(declaration, dict(zip(names, values)) | results)  # noqa: B905 - not all are wanted
+        if not arguments[0].is_cuda:
+            return _returned(declaration, list(results.values()))
+        return _returned(declaration, [*(made if isinstance(made, tuple) else (made,)), *results.values()])
 
     return run
 
@@ -115,7 +113,7 @@ def _fake(declaration: Declaration) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         tensors, chosen = given(declaration, arguments, options)
         results = {} if declaration.updates else _outputs(declaration, tensors, chosen)
-        return _returned(declaration, results)
+        return _returned(declaration, list(results.values()))
 
     return run
 

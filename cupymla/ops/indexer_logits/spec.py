@@ -8,13 +8,10 @@ from typing import Any
 
 from ...tensor import Device, View
 from ..arguments import Arguments, Flag, option
-from ..indexer_validation import Validation
+from ..indexer_validation import FP8, Validation
 from ..mla import MaskOptions
 
 OPERATOR = "indexer_logits"
-FP8 = ("float8_e4m3fn", "uint8")
-"""fp8 e4m3fn, where the framework has it, or its bytes."""
-
 DTYPES = ("float8_e4m3fn", "bfloat16", "float16")
 CHANNELS = (64, 128)
 MAX_HEADS = 128
@@ -23,8 +20,8 @@ MAX_KEYS = 2**31 - 128
 
 
 @dataclass(slots=True)
-class Views:
-    """The arrays, seen; None where one was left out."""
+class ScoredViews:
+    """The arrays that are scored, seen; None where one was left out."""
 
     q: View
     k: View
@@ -33,6 +30,12 @@ class Views:
     k_scale: View | None = None
     starts: View | None = None
     ends: View | None = None
+
+
+@dataclass(slots=True)
+class Views(ScoredViews):
+    """The arrays, seen."""
+
     logits: View | None = None
 
 
@@ -169,21 +172,16 @@ def read_scored(
     if k_seen.ndim != len(lead) + 2 or k_seen.shape[: len(lead)] != lead or k_seen.shape[-1] != channels:
         raise validation.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
     validation.check_layout(k_seen, "k", "rows")
-    keys = k_seen.shape[-2]
-    if keys > MAX_KEYS:
-        raise validation.error("k", f"0 to {MAX_KEYS} keys", keys)
+    keys = validation.extent(k_seen, "k", -2, "keys", most=MAX_KEYS)
     if not narrow:
         for argument, given in (("q_scale", q_scale), ("k_scale", k_scale)):
             if given is not None:
                 raise validation.error(argument, f"None with {q_seen.dtype} q and k", type(given).__name__)
     row = (*lead, queries)
-    weights_seen = validation.shaped(weights, "weights", (*row, heads), ("float32", "bfloat16"))
-    if weights_seen is None:
-        raise validation.error("weights", f"an array of shape {[*row, heads]}", None)
     arrays = {
         "q": q_seen,
         "k": k_seen,
-        "weights": weights_seen,
+        "weights": validation.given(weights, "weights", (*row, heads), ("float32", "bfloat16")),
         "q_scale": validation.shaped(q_scale, "q_scale", (*row, heads), ("float32",)),
         "k_scale": validation.shaped(k_scale, "k_scale", (*lead, keys), ("float32",)),
         "starts": validation.shaped(starts, "starts", row, ("int32",)),

@@ -6,6 +6,7 @@ is wanted in the order of `OUTPUTS`: no lse without values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,12 @@ def inputs(case: IndexerTopkCase, seed: int, xp: Any = np) -> dict[str, Any]:
     arguments["topk"] = case.topk
     options = {"return_values": False, "return_lse": False, "lse_base": "e"}
     return arguments | {name: getattr(case, name) for name, usual in options.items() if getattr(case, name) != usual}
+
+
+def scored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `indexer_logits` among the inputs of a call."""
+    own = ("topk", "return_values", "return_lse", "lse_base")
+    return {name: value for name, value in arguments.items() if name not in own}
 
 
 def flops(case: IndexerTopkCase) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from ... import build, driver
@@ -13,20 +13,18 @@ from ...tensor import View
 from ..bound import Launches, Results
 from ..gpu import check_record
 from ..indexer_logits import cuda as scoring
-from ..indexer_logits.spec import Options as ScoringOptions
 from ..indexer_logits.spec import Problem as ScoringProblem
-from ..indexer_logits.spec import Views as Scored
+from ..indexer_logits.spec import ScoredViews
+from ..indexer_logits.spec import Views as ScoringViews
 from ..mla import batched_strides
 from ..topk import cuda as selection
-from ..topk import spec as selection_spec
 from . import plan
 from .spec import Problem, Views
 
 T = TypeVar("T")
 
-_SCORED = ("q", "k", "weights", "q_scale", "k_scale", "starts", "ends")
-_LIMITS = ("starts", "ends")
-_BY_ROW = ("q", "weights", "q_scale", *_LIMITS)
+_SCORED = tuple(field.name for field in fields(ScoredViews))
+_BY_ROW = ("q", "weights", "q_scale", "starts", "ends")
 _RESULTS = ("indices", "count", "values", "lse")
 
 
@@ -48,57 +46,28 @@ class _Part:
         device = scores.device
         arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
         self._offsets = {name: _offset(getattr(views, name), name, chunk, scores) for name in _SCORED}
-        self._views = Scored(
+        self._views = ScoringViews(
             **{name: _chunk_of(getattr(views, name), name, chunk, scores) for name in _SCORED}  # type: ignore[arg-type]
         )
         q_start = options.q_start + chunk.first_row
-        # What a chunk does not show of a batch axis that the problem has not, the selection does not know either.
-        lead = (chunk.entries,) if scores.lead else ()
-        logits = View(
-            0,
-            (*lead, chunk.rows, scores.keys),
-            (*((chunk.rows * plan.row_stride(problem),) if lead else ()), plan.row_stride(problem), 1),
-            "float32",
-            device,
-            False,
-            "raw",
-            None,
-        )
-        self._scoring = scoring.Binding(
-            self._views,
-            replace(
-                scores,
-                lead=lead,
-                queries=chunk.rows,
-                options=ScoringOptions(options.causal, q_start, options.k_stride, options.relu),
-            ),
-            logits,
-        )
-        chosen = plan.select(problem, chunk, arch, multiprocessors)
+        selected = plan.selected(problem, chunk)
+        lead, stride = selected.lead, plan.row_stride(problem)
+        strides = (*((chunk.rows * stride,) if lead else ()), stride, 1)
+        logits = View(0, (*lead, chunk.rows, scores.keys), strides, "float32", device, False, "raw", None)
+        own_options = replace(scores.options, q_start=q_start)
+        own_scores = replace(scores, lead=lead, queries=chunk.rows, options=own_options)
+        self._scoring = scoring.Binding(self._views, own_scores, logits)
+        chosen = plan.select(selected, arch, multiprocessors)
         kernel = build.kernel(chosen.source, device.index)
         check_record(chosen.source, kernel.facts, Parameters)
-        arrays: dict[str, View | None] = {"scores": logits, "starts": views.starts, "ends": views.ends}
-        arrays |= dict(zip(_RESULTS[:3], results, strict=False))
-        made = selection.filled(
-            selection_spec.Problem(
-                lead,
-                chunk.rows,
-                scores.keys,
-                options.topk,
-                "float32",
-                selection_spec.Options(options.topk, "index", options.return_values),
-                device,
-            ),
-            chosen,
-            arrays,
-        )
         self._record = Parameters(
             q_start=q_start,
             k_stride=options.k_stride,
             causal=int(options.causal),
             lse_base2=int(options.lse_base == "2"),
         )
-        ctypes.memmove(ctypes.addressof(self._record), ctypes.addressof(made), ctypes.sizeof(made))
+        arrays: dict[str, View | None] = {"scores": logits, "starts": views.starts, "ends": views.ends}
+        selection.fill(self._record, selected, chosen, arrays | dict(zip(_RESULTS[:3], results, strict=False)))
         lse = results[3]
         self._record.lse_batch, self._record.lse_row = batched_strides(None if lse is None else lse.strides, 2)
         self._result_offsets = [

@@ -69,29 +69,28 @@ def _parts(whole: int, most: int, unit: int) -> Iterator[tuple[int, int]]:
 
 
 def workspace_limit(problem: Problem) -> int:
-    """Bytes of workspace that a call needs, on every GPU."""
-    if not problem.scores.keys:
-        return 0
-    return max((chunk.entries * chunk.rows for chunk in chunks(problem)), default=0) * row_stride(problem) * 4
+    """Bytes of workspace that a call needs, on every GPU: the first chunk is the largest."""
+    first = next(chunks(problem), None)
+    return 0 if first is None else first.entries * first.rows * row_stride(problem) * 4
 
 
-def select(problem: Problem, chunk: Chunk, arch: Arch, multiprocessors: int) -> selection.Plan:
-    """The launch that selects from a chunk's scores. Raises UnsupportedError."""
+def selected(problem: Problem, chunk: Chunk) -> selection_spec.Problem:
+    """The problem of selecting from a chunk's scores."""
     scores, options = problem.scores, problem.options
-    chosen = selection.plan(
-        selection_spec.Problem(
-            lead=(chunk.entries,),
-            rows=chunk.rows,
-            columns=scores.keys,
-            topk=options.topk,
-            dtype="float32",
-            options=selection_spec.Options(options.topk, "index", options.return_values),
-            device=scores.device,
-        ),
-        arch,
-        multiprocessors,
+    return selection_spec.Problem(
+        lead=(chunk.entries,) if scores.lead else (),
+        rows=chunk.rows,
+        columns=scores.keys,
+        topk=options.topk,
+        dtype="float32",
+        options=selection_spec.Options(options.topk, "index", options.return_values),
+        device=scores.device,
     )
-    return replace(chosen, source=variant(arch))
+
+
+def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) -> selection.Plan:
+    """The launch that selects from a chunk's scores. Raises UnsupportedError."""
+    return replace(selection.plan(problem, arch, multiprocessors), source=variant(arch))
 
 
 def variant(arch: Arch) -> KernelSource:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from ...errors import InputError, shown
+from ...errors import shown
 from ...tensor import View
-from .. import workspace as workspaces
 from ..arguments import Arguments, Choice, Flag, Integer, option
 from ..indexer_logits import spec as scoring
 from ..indexer_validation import MAX_EXTENT, Validation
@@ -17,16 +16,9 @@ OPERATOR = "indexer_topk"
 
 
 @dataclass(slots=True)
-class Views:
+class Views(scoring.ScoredViews):
     """The arrays, seen; None where one was left out."""
 
-    q: View
-    k: View
-    weights: View
-    q_scale: View | None = None
-    k_scale: View | None = None
-    starts: View | None = None
-    ends: View | None = None
     indices: View | None = None
     count: View | None = None
     values: View | None = None
@@ -121,15 +113,8 @@ def read(
         count=validation.shaped(count, "count", rows, ("int32",), output=True),
         values=validation.shaped(values, "values", entries, ("float32",), "lists", output=True),
         lse=validation.shaped(lse, "lse", rows, ("float32",), output=True),
-        workspace=_workspace(validation, workspace, scored.arrays["q"]),
+        workspace=validation.workspace(workspace, scored.arrays["q"]),
     )
     validation.separate()
     scoring_options = scoring.Options(options.causal, options.q_start, options.k_stride, options.relu)
     return views, Problem(scored.problem(scoring_options), options)
-
-
-def _workspace(validation: Validation, workspace: Any, like: View) -> View | None:
-    try:
-        return workspaces.read(workspace, like)
-    except InputError as refused:
-        raise validation.error(refused.argument, refused.expected, refused.got) from None

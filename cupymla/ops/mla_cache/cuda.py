@@ -26,7 +26,6 @@ CHANNELS = 8
 _CTAS_PER_SM = 16
 """Twice as many as run at a time: a grid-stride loop with more would only start and end them."""
 
-
 _RECORDS: dict[str, type[ctypes.Structure]] = {
     "quantize_fp8": QuantizeParameters,
     "dequantize_fp8": DequantizeParameters,
@@ -70,6 +69,15 @@ def launcher(
     return Launcher(kernel, Geometry((number, 1, 1), size, kernel.facts["smem_bytes"] + smem_bytes), (record,))
 
 
+def _lay_out(record: ctypes.Structure, problem: Problem, **arrays: View) -> None:
+    """Write the rows' extents and each array's strides on them, by its name, where there is something to do."""
+    if math.prod(problem.shape):
+        extents, strides = plan.merged(problem.rows, *(view.strides[:-1] for view in arrays.values()))
+        record.extents = extents
+        for name, steps in zip(arrays, strides, strict=True):
+            setattr(record, f"{name}_strides", steps)
+
+
 class Quantize(Launches):
     """`quantize_fp8`: a binding; see `cupymla.ops.bound`."""
 
@@ -82,12 +90,7 @@ class Quantize(Launches):
             pow2=int(problem.options.scale_rule == "pow2"),
             scales_group=scales.strides[-1],
         )
-        if math.prod(problem.shape):
-            record = self._record
-            steps = [view.strides[:-1] for view in (views.x, codes, scales)]
-            record.extents, (record.x_strides, record.codes_strides, record.scales_strides) = plan.merged(
-                problem.rows, *steps
-            )
+        _lay_out(self._record, problem, x=views.x, codes=codes, scales=scales)
         threads = math.prod(problem.shape) // CHANNELS
         super().__init__(launcher("quantize_fp8", ARGUMENTS.operator, problem.device, self._record, threads))
 
@@ -107,12 +110,7 @@ class Dequantize(Launches):
             group_log2=problem.options.group.bit_length() - 1,
             scales_group=views.scales.strides[-1],
         )
-        if math.prod(problem.shape):
-            record = self._record
-            steps = [view.strides[:-1] for view in (views.codes, views.scales, out)]
-            record.extents, (record.codes_strides, record.scales_strides, record.out_strides) = plan.merged(
-                problem.rows, *steps
-            )
+        _lay_out(self._record, problem, codes=views.codes, scales=views.scales, out=out)
         threads = math.prod(problem.shape) // CHANNELS
         super().__init__(launcher("dequantize_fp8", DEQUANTIZE.operator, problem.device, self._record, threads))
 
@@ -133,11 +131,7 @@ class Hadamard(Launches):
             type=FLOATS.index(problem.dtype),
             factor=hadamard_factor(problem.channels),
         )
-        if math.prod(problem.shape):
-            record = self._record
-            record.extents, (record.x_strides, record.out_strides) = plan.merged(
-                problem.rows, views.x.strides[:-1], out.strides[:-1]
-            )
+        _lay_out(self._record, problem, x=views.x, out=out)
         threads, smem_bytes = plan.hadamard_cta(lanes)
         number = math.prod(problem.shape) // CHANNELS
         super().__init__(

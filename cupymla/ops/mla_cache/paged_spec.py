@@ -11,10 +11,10 @@ from ... import tensor
 from ...errors import InputError
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, option
-from ..indexer_validation import MAX_EXTENT
+from ..indexer_validation import FP8, MAX_EXTENT
 from .formats import INDEXER_FP8, SCALE_RULES, PagedFormat
 from .reference import requested
-from .spec import FLOATS, FP8, CodesChecks
+from .spec import FLOATS, CodesChecks
 
 INDICES = ("int32", "int64")
 

@@ -28,8 +28,6 @@ DEQUANTIZE_FP8 = Calls(
     cuda.Dequantize,
     by_reference(spec.DEQUANTIZE, reference.dequantize_fp8, cuda.dequantize_wanted),
 )
-
-
 HADAMARD = Calls(
     spec.HADAMARD,
     spec.read_hadamard,

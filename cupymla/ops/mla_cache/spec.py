@@ -8,14 +8,11 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, NoOptions, option, whole
-from ..indexer_validation import Validation
+from ..indexer_validation import FP8, Validation
 from .formats import SCALE_RULES
 
 FLOATS = ("float32", "bfloat16", "float16")
 """Of x; the place of a dtype is its FloatType in cuda/mla_cache/sm80/floats.cuh."""
-
-FP8 = ("float8_e4m3fn", "uint8")
-"""fp8 e4m3fn, where the framework has it, or its bytes."""
 
 MAX_RANK = 4
 MIN_GROUP, MAX_GROUP = 16, 256
@@ -168,9 +165,7 @@ def read_dequantize(codes: Any, scales: Any, *, group: Any = 128, out: Any = Non
     seen = checks.rows(codes, "codes", FP8)
     options = checks.chosen(DEQUANTIZE, group)
     shape = (*seen.shape[:-1], checks.whole_groups(seen, "codes", options.group))
-    factors = checks.shaped(scales, "scales", shape, ("float32",))
-    if factors is None:
-        raise checks.error("scales", f"an array of shape {list(shape)}", None)
+    factors = checks.given(scales, "scales", shape, ("float32",))
     target = checks.shaped(out, "out", seen.shape, ("bfloat16",), "lists", output=True)
     checks.separate()
     views = DequantizeViews(seen, factors, target)

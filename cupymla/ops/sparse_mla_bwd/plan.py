@@ -452,10 +452,10 @@ def workspace_limit(problem: Problem) -> int:
     if shared.options.deterministic:
         for packed in {packs_rows(problem, name) for name in FOLDERS}:
             chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, 1)
-            for in_phases in (False, True)[: 1 + can_take_phases]:
+            for in_phases in {False, can_take_phases}:
                 # P and dS are stored for as many queries as partial sums.
-                chunk = fitting(chunk, p_ds_bytes, two_phase.P_DS_BYTES, 1) if in_phases else chunk
-                sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed, in_phases=in_phases).bytes)
+                held = fitting(chunk, p_ds_bytes, two_phase.P_DS_BYTES, 1) if in_phases else chunk
+                sizes.append(workspace(problem, held, in_runs=in_runs, packed=packed, in_phases=in_phases).bytes)
         return max(sizes) + _further_lists_limit(problem, tokens)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     sizes.append(workspace(problem, 1, in_runs=in_runs).bytes)

@@ -28,18 +28,12 @@ class Parameters(ctypes.Structure):
     )
 
 
-def filled(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) -> Parameters:
-    """The parameters of a launch; `arrays` by name, outputs included."""
-    made = Parameters(
-        rows=problem.rows,
-        columns=problem.columns,
-        topk=problem.topk,
-        by_score=int(problem.options.order == "score"),
-        capacity=chosen.capacity,
-        streamed=int(chosen.streamed),
-        bitmap_words=chosen.bitmap_words,
-        sorted=chosen.sorted,
-    )
+def fill(made: Parameters, problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) -> None:
+    """Write the parameters of a launch; `arrays` by name, outputs included."""
+    made.rows, made.columns, made.topk = problem.rows, problem.columns, problem.topk
+    made.by_score = int(problem.options.order == "score")
+    made.capacity, made.streamed = chosen.capacity, int(chosen.streamed)
+    made.bitmap_words, made.sorted = chosen.bitmap_words, chosen.sorted
     for name, seen in arrays.items():
         setattr(made, name, None if seen is None else seen.ptr)
         batch, row, *_ = batched_strides(
@@ -47,7 +41,6 @@ def filled(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) 
         )
         setattr(made, f"{name}_batch", batch)
         setattr(made, f"{name}_row", row)
-    return made
 
 
 class Binding(Launches):
@@ -64,7 +57,8 @@ class Binding(Launches):
             made = (*results, None)
             arrays = {"scores": views.scores, "starts": views.starts, "ends": views.ends}
             arrays |= {"indices": made[0], "count": made[1], "values": made[2]}
-            self._record = filled(problem, chosen, arrays)
+            self._record = Parameters()
+            fill(self._record, problem, chosen, arrays)
             smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
             geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
             launcher = Launcher(kernel, geometry, (self._record,))
