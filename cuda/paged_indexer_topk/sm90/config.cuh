@@ -39,14 +39,17 @@ struct Config : Warpgroups<(kHeadsArg > 64)> {
   static constexpr int kQueryBuffers = 2;
 
   static constexpr int kKeyTileBytes = kTileKeys * kRowBytes;
-  static constexpr int kStages = 81920 / kKeyTileBytes < 12 ? 81920 / kKeyTileBytes : 12;
-  static constexpr int kKeyWarps = 3;  // that load key tiles, in turn
+  // A stage is always filled by the same warp and read by the same consumer. So each of them knows of every phase of
+  // its barriers: a wait by parity would otherwise be let through by the phase before the last.
+  static constexpr int kKeyWarps = kConsumers;  // that load key tiles, in turn
+  static constexpr int kRounds = 81920 / kKeyTileBytes / kConsumers;
+  static constexpr int kStages = kConsumers * (kRounds < 2 ? 2 : kRounds > 4 ? 4 : kRounds);
 
   using Atom = typename indexer_logits::ProductAtom<kType, kColumns>::type;
 
   static_assert(kQueries % kGroupQueries == 0);
-  static_assert(kStages > kConsumers, "a consumer's next tile is under way");
-  static_assert(kQueryBuffers * kQueries * kHeads * kRowBytes + kStages * kKeyTileBytes <= 212 * 1024);
+  static_assert(kKeyWarps <= 3, "one warp of four loads queries");
+  static_assert(kStages % kConsumers == 0 && kStages % kKeyWarps == 0);
 };
 
 // Heads that only fill up need care where keys can be infinite.

@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
     const uint32_t warp = threadIdx.x / 32 % 4;
     if (warp == 0) {
       load_queries(storage, params, share, q_map);
-    } else {
+    } else if (warp <= ThisConfig::kKeyWarps) {
       KeyLoader{storage, params, warp - 1}.run(share);
     }
   } else {

@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
   }
 }
 
-// Key tiles of a warp of three. Lane l knows two keys of a tile, l and l + 32.
+// Key tiles of one of several warps. Lane l knows two keys of a tile, l and l + 32.
 struct KeyLoader {
   static constexpr int kChunks = ThisConfig::kRowBytes / 16;
   static constexpr int kPassKeys = 32 / kChunks;
@@ -101,7 +101,7 @@ struct KeyLoader {
   __device__ __forceinline__ void run(const Share& share) {
     uint32_t tile = 0;  // of the CTA's
     RunIterator iterator(params, share);
-    // The first tile of a run that is this warp's, then every third; blocks of the next one are looked up ahead.
+    // The first tile of a run that is this warp's, then every second or third; blocks of the next one are looked up ahead.
     for (Run run; iterator.next(run);) {
       const int32_t seen = most_seen_keys(params.paged, run.request);
       const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;

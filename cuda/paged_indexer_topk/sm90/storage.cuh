@@ -31,7 +31,7 @@ struct alignas(1024) Storage {
   // In the order in which lanes take them: see `indexer_logits::weight_place`.
   alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
   int32_t ends[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // keys that a query sees; 0 for one that is not there
-  float k_scale[ThisConfig::kStages][ThisConfig::kTileKeys];
+  float k_scale[ThisConfig::kHasScales ? ThisConfig::kStages : 1][ThisConfig::kTileKeys];
   uint32_t there[ThisConfig::kStages][2];  // a bit per key: whether its block is in the cache
 
   uint64_t warp_sums[ThisConfig::kThreads / 32];

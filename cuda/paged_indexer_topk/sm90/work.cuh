@@ -52,26 +52,29 @@ __device__ __forceinline__ Share share_of_cta(Storage& storage, const ScoringPar
   const uint64_t query_tiles = static_cast<uint32_t>(params.query_tiles);
   constexpr int32_t kThreads = ThisConfig::kThreads;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  uint64_t own = 0;
-  for (int64_t request = thread; request < requests; request += kThreads) {
-    own += query_tiles * static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(request)));
-  }
-  const uint64_t total = block_scan(storage, own).total;
+  const auto tiles_of = [&](int64_t request) -> uint64_t {
+    if (request >= requests) return 0;
+    return query_tiles * static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(request)));
+  };
+  uint64_t tiles = tiles_of(thread), own = tiles;
+  for (int64_t request = int64_t{thread} + kThreads; request < requests; request += kThreads) own += tiles_of(request);
+  Sum sum = block_scan(storage, own);
+  const uint64_t total = sum.total;
   const uint64_t each = (total + gridDim.x - 1) / gridDim.x;
   const uint64_t first = blockIdx.x * each;
   if (first >= total) return {{0, 0}, 0};
+  // Where there are no more requests than threads, all is known already.
   uint64_t before = 0;
-  for (int64_t base = 0; before <= first; base += kThreads) {
-    const int64_t request = base + thread;
-    const uint64_t tiles =
-        request < requests ? query_tiles * static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(request))) : 0;
-    const Sum sum = block_scan(storage, tiles);
+  for (int64_t base = 0;;) {
+    if (requests > kThreads) sum = block_scan(storage, tiles);
     const uint64_t begin = before + sum.before;
     if (begin <= first && first < begin + tiles) {
-      storage.start = {static_cast<int32_t>(request), static_cast<int64_t>(first - begin)};
+      storage.start = {static_cast<int32_t>(base + thread), static_cast<int64_t>(first - begin)};
     }
     before += sum.total;
-    if (base + kThreads >= requests) break;
+    base += kThreads;
+    if (before > first || base >= requests) break;
+    tiles = tiles_of(base + thread);
   }
   __syncthreads();
   return {storage.start, static_cast<int64_t>(total - first < each ? total - first : each)};

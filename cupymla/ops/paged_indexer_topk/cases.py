@@ -108,7 +108,7 @@ CASES: tuple[PagedCase, ...] = (
     _case(2, 2, 0, 5, "no_keys", **_ALL),
     _case(9, 2, 320, 30, "hostile", "lengths", lens="hostile", tables="hostile", **_ALL),
     _case(7, 4, 320, 30, "by_query", "lengths", lens="hostile", by_query=True, tables="hostile", **_ALL),
-    _case(5, 1, 640, 40, "one_long", "lengths", lens="one_long", heads=64, scales=True, return_values=True),
+    _case(5, 1, 1280, 40, "one_long", "lengths", lens="one_long", heads=64, scales=True, return_values=True),
     _case(3, 2, 160, 10, "empty", "lengths", lens="empty", **_ALL),
     _case(3, 2, 208, 10, "bound", "lengths", lens="hostile", max_context=100, tables="hostile", **_ALL),
     _case(2, 2, 208, 30, "token", "options", positions="token", tables="hostile", **_ALL),
