@@ -86,11 +86,11 @@ def _case(
     made = PagedCase(name="", intent=intent, requests=requests, queries=queries, keys=keys, topk=topk, **traits)
     size = f"h{made.heads}{'' if made.channels == 128 else f'_d{made.channels}'}_b{requests}_n{queries}_l{keys}_k{topk}"
     words = [made.dtype, size, *([f"page{made.page}"] if made.page != 64 else []), *([name] if name else [])]
-    sizes = {"requests": requests, "queries": queries, "keys": keys, "topk": topk}
+    sizes: dict[str, Any] = {"requests": requests, "queries": queries, "keys": keys, "topk": topk}
     return PagedCase(name="_".join(words), intent=intent, **sizes, **traits)
 
 
-_ALL = {"return_values": True, "return_lse": True}
+_ALL: dict[str, Any] = {"return_values": True, "return_lse": True}
 
 CASES: tuple[PagedCase, ...] = (
     _case(3, 1, 208, 20, scales=True, **_ALL),

@@ -216,7 +216,7 @@ class LogitsBinding(Launches):
         if problem.requests and problem.room:
             chunk = plan.Chunk(0, problem.requests)
             self._scoring = Scoring(views, problem, chunk, (logits.strides[0], logits.strides[1]), problem.room)
-        super().__init__(self._scoring and self._scoring.launcher)
+        super().__init__(None if self._scoring is None else self._scoring.launcher)
 
     def point(self, views: LogitsViews, results: Sequence[int], workspace: int) -> None:
         """Set every address."""
@@ -239,7 +239,7 @@ class Binding(Launches):
             )
             for chunk in plan.chunks(problem)
         ]
-        super().__init__(*(part and part.launcher for parts in self._parts for part in parts))
+        super().__init__(*(part.launcher for parts in self._parts for part in parts if part is not None))
         self.workspace_bytes = plan.workspace_limit(problem)
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
