@@ -35,7 +35,7 @@ def rows_of(case: PagedCase, arguments: dict[str, Any]) -> list[list[list[int]]]
     blocks, page = arguments["k_cache"].shape[:2]
     room = tables.shape[1] * page
     most = room if case.max_context is None else min(room, case.max_context)
-    found = []
+    found: list[list[list[int]]] = []
     for b in range(case.requests):
         found.append([])
         for j in range(case.queries):
@@ -110,7 +110,7 @@ def test_results_are_written_by_name() -> None:
         "values": np.zeros((2, 2, 20), np.float32),
         "lse": np.zeros((2, 2), np.float32),
     }
-    returned = cupymla.paged_indexer_topk(**arguments, **given)
+    returned = SUBJECT.call(**arguments, **given)
     assert [one is two for one, two in zip(returned, given.values(), strict=True)] == [True] * 4
     logits = np.zeros((2, 2, 256), np.float32)
     assert (

@@ -101,7 +101,7 @@ struct KeyLoader {
   __device__ __forceinline__ void run(const Share& share) {
     uint32_t tile = 0;  // of the CTA's
     RunIterator iterator(params, share);
-    // The first tile of a run that is this warp's, then every second or third; blocks of the next one are looked up ahead.
+    // This warp's tiles of a run are every second or third; blocks of the next one are looked up ahead.
     for (Run run; iterator.next(run);) {
       const int32_t seen = most_seen_keys(params.paged, run.request);
       const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;

@@ -1,6 +1,6 @@
 // Which key tiles a CTA takes. All tiles of all requests lie one after another, request by request, and there query
-// tile by query tile; each CTA takes as many, side by side. How many there are follows from the lengths, which every CTA
-// adds up by itself.
+// tile by query tile; each CTA takes as many, side by side. How many there are follows from the lengths, which every
+// CTA adds up by itself.
 #pragma once
 
 #include "lengths.cuh"

@@ -140,8 +140,8 @@ class Scoring:
             options=DenseOptions(),
             device=problem.device,
         )
-        # A box has the queries of one product; a query tile has several.
-        self._map = dense.q_tiles(scored, views.q, {**facts, "tile_queries": facts["group_queries"]})
+        # Tiles of the queries of one product: a pass over the keys has several.
+        self._map = dense.q_tiles(scored, views.q, facts)
         geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
         self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), record))
         self._pointer: int | None = None

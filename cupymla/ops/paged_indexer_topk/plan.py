@@ -74,7 +74,7 @@ def work_assignment(
         facts: of the kernel.
         multiprocessors: of the GPU.
     """
-    query_tiles = -(-problem.queries // facts["tile_queries"])
+    query_tiles = -(-problem.queries // facts["pass_queries"])
     tiles = requests * query_tiles * -(-problem.columns // facts["tile_keys"])
     return WorkAssignment(multiprocessors if fills else min(multiprocessors, tiles), {"query_tiles": query_tiles})
 
