@@ -128,7 +128,7 @@ LARGE: tuple[PagedCase, ...] = (
     _case(1, 1, 131072, 2048, "cluster", "large", page=64, heads=64, scales=True, **_ALL),
     _case(12, 4, 40000, 2048, "hostile", "large", page=16, heads=64, lens="hostile", tables="hostile", **_ALL),
     _case(400, 1, 140032, 2048, "chunks", "large", page=64, heads=32, lens="one_long", return_values=True),
-    _case(3000, 2, 4096, 512, "many_requests", "large", page=64, heads=8, lens="hostile", return_values=True),
+    _case(3000, 2, 512, 200, "many_requests", "large", page=64, heads=8, lens="hostile", return_values=True),
     _case(3, 8, 70016, 4096, "many_queries", "large", page=64, heads=128, dtype="bf16", **_ALL),
 )
 """For a GPU alone: rows of clusters, several chunks of requests, more requests than threads, several query tiles."""
@@ -253,7 +253,8 @@ def _random_pages(case: PagedCase, blocks: int, xp: Any) -> Any:
     memory = xp.empty((blocks, size + case.page * 4), np.uint8)
     for first in range(0, blocks, 65536):
         rows = memory[first : first + 65536]
-        rows[:, :size] = rng.integers(0, 256, (len(rows), size), dtype=np.uint8) & np.uint8(0xBF)
+        words = rng.integers(-(2**31), 2**31 - 1, (len(rows), size // 4), dtype=np.int32)
+        rows[:, :size] = words.view(np.uint8) & np.uint8(0xBF)
         scales = rng.random((len(rows), case.page), dtype=np.float32) * np.float32(2**-6) + np.float32(2**-6)
         rows[:, size:] = scales.view(np.uint8)
     return memory.reshape(blocks, case.page, case.channels + 4)
