@@ -55,10 +55,13 @@ struct Consumer {
   __device__ __forceinline__ void fill() const {
     const int64_t threads = static_cast<int64_t>(gridDim.x) * Config::kConsumerThreads;
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * Config::kConsumerThreads + threadIdx.x;
+#pragma unroll 1
     for (int32_t request = 0; request < params.paged.requests; ++request) {
+#pragma unroll 1
       for (int32_t query = 0; query < params.paged.queries; ++query) {
         float* row = params.logits + request * params.logits_request + query * params.logits_query;
         const int64_t first = seen_keys(params.paged, request, query);
+#pragma unroll 1
         for (int64_t key = first + thread; key < params.fill_end; key += threads) row[key] = negative_infinity();
       }
     }

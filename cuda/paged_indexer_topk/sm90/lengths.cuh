@@ -15,9 +15,11 @@ __device__ __forceinline__ int32_t seen_keys(const Paged& paged, int64_t request
 
 // Of that query of a request which sees most.
 __device__ __forceinline__ int32_t most_seen_keys(const Paged& paged, int64_t request) {
-  int32_t most = seen_keys(paged, request, paged.queries - 1);
-  if (paged.lens_by_query == 0) return most;
-  for (int32_t query = 0; query < paged.queries - 1; ++query) most = max(most, seen_keys(paged, request, query));
+  int32_t most = 0;
+  // From the last one on, which without lengths of their own is the only one to look at.
+  const int32_t last = paged.lens_by_query != 0 ? 0 : paged.queries - 1;
+#pragma unroll 1
+  for (int32_t query = paged.queries - 1; query >= last; --query) most = max(most, seen_keys(paged, request, query));
   return most;
 }
 

@@ -14,7 +14,7 @@ namespace cupymla::paged_indexer {
 __device__ __forceinline__ void load_weights(float* to, const ScoringParameters& params, const Run& run, int places,
                                              int lane) {
   constexpr int kHeads = ThisConfig::kHeads;
-  constexpr int kAtATime = 4;
+  constexpr int kAtATime = 2;
 #pragma unroll 1
   for (int first = lane; first < places; first += 32 * kAtATime) {
     float weight[kAtATime], scale[kAtATime];
@@ -64,6 +64,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
     const int32_t groups = query_groups(params, run);
     if (lane == 0) {
       storage.q_full[buffer].arrive_and_expect(groups * ThisConfig::kColumnTiles * kGroupBytes);
+#pragma unroll 1
       for (int32_t group = 0; group < groups; ++group) {
         for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
           tma_load_4d(storage.q[buffer][tile] + group * kGroupBytes, q_map, storage.q_full[buffer],
@@ -72,7 +73,8 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
         }
       }
     }
-    for (int query = lane; query < ThisConfig::kQueries; query += 32) {
+#pragma unroll 1
+    for (int query = lane; query < groups * ThisConfig::kGroupQueries; query += 32) {
       const int32_t number = run.first_query() + query;
       storage.ends[buffer][query] = number < params.paged.queries ? seen_keys(params.paged, run.request, number) : 0;
     }

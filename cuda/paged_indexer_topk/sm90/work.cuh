@@ -3,6 +3,7 @@
 // CTA adds up by itself.
 #pragma once
 
+#include "../../common/math.cuh"
 #include "lengths.cuh"
 #include "storage.cuh"
 
@@ -46,35 +47,40 @@ struct Share {
   int64_t tiles;
 };
 
-// Called by all threads. `storage.start` is written by the thread that meets the first tile.
+// Called by all threads. `storage.start` is written by the thread that meets the first tile. Code that runs once is kept
+// short: an SM that starts has to fetch it.
 __device__ __forceinline__ Share share_of_cta(Storage& storage, const ScoringParameters& params) {
   const int32_t requests = params.paged.requests;
-  const uint64_t query_tiles = static_cast<uint32_t>(params.query_tiles);
   constexpr int32_t kThreads = ThisConfig::kThreads;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  const auto tiles_of = [&](int64_t request) -> uint64_t {
-    if (request >= requests) return 0;
-    return query_tiles * static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(request)));
-  };
-  uint64_t tiles = tiles_of(thread), own = tiles;
-  for (int64_t request = int64_t{thread} + kThreads; request < requests; request += kThreads) own += tiles_of(request);
+  uint64_t own = 0;
+#pragma unroll 1
+  for (int64_t request = thread; request < requests; request += kThreads) {
+    own += static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(request)));
+  }
   Sum sum = block_scan(storage, own);
-  const uint64_t total = sum.total;
-  const uint64_t each = (total + gridDim.x - 1) / gridDim.x;
+  // From here on tiles of keys times query tiles.
+  const uint64_t query_tiles = static_cast<uint32_t>(params.query_tiles);
+  const uint64_t total = sum.total * query_tiles;
+  const uint64_t each = static_cast<uint64_t>(quotient(static_cast<int64_t>(total + gridDim.x - 1), gridDim.x));
   const uint64_t first = blockIdx.x * each;
   if (first >= total) return {{0, 0}, 0};
   // Where there are no more requests than threads, all is known already.
   uint64_t before = 0;
+#pragma unroll 1
   for (int64_t base = 0;;) {
-    if (requests > kThreads) sum = block_scan(storage, tiles);
-    const uint64_t begin = before + sum.before;
-    if (begin <= first && first < begin + tiles) {
+    if (requests > kThreads) {
+      const bool there = base + thread < requests;
+      own = there ? static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(base + thread))) : 0;
+      sum = block_scan(storage, own);
+    }
+    const uint64_t begin = (before + sum.before) * query_tiles;
+    if (begin <= first && first < begin + own * query_tiles) {
       storage.start = {static_cast<int32_t>(base + thread), static_cast<int64_t>(first - begin)};
     }
     before += sum.total;
     base += kThreads;
-    if (before > first || base >= requests) break;
-    tiles = tiles_of(base + thread);
+    if (before * query_tiles > first || base >= requests) break;
   }
   __syncthreads();
   return {storage.start, static_cast<int64_t>(total - first < each ? total - first : each)};
@@ -90,39 +96,36 @@ struct Run {
 
 struct RunIterator {
   const ScoringParameters& params;
-  int64_t left;        // tiles of the CTA
-  int64_t offset;      // among the request's
+  int64_t left;         // tiles of the CTA
+  int64_t offset;       // of the next one, among the request's
+  int64_t remaining;    // of the request, from there on
   int32_t request;
-  int32_t tiles;       // of a query tile of the request
-  int32_t next_tiles;  // of the next request, loaded ahead
+  int32_t tiles;        // of a query tile of the request
 
   __device__ __forceinline__ RunIterator(const ScoringParameters& params, const Share& share)
-      : params(params), left(share.tiles), offset(share.start.offset), request(share.start.request) {
-    tiles = left == 0 ? 0 : key_tiles(params, request);
-    next_tiles = left == 0 ? 0 : tiles_behind();
-  }
+      : params(params),
+        left(share.tiles),
+        offset(share.start.offset),
+        remaining(0),
+        request(share.start.request - 1),
+        tiles(0) {}
 
   // The next run; false where there is none.
   __device__ __forceinline__ bool next(Run& run) {
     if (left == 0) return false;
-    while (offset == static_cast<int64_t>(tiles) * params.query_tiles) {
-      ++request;
-      offset = 0;
-      tiles = next_tiles;
-      next_tiles = tiles_behind();
+    while (remaining == 0) {
+      tiles = key_tiles(params, ++request);
+      remaining = static_cast<int64_t>(tiles) * params.query_tiles - offset;
     }
     run.request = request;
-    run.query_tile = static_cast<int32_t>(offset / tiles);
+    run.query_tile = static_cast<int32_t>(quotient(offset, tiles));
     run.first = static_cast<int32_t>(offset - static_cast<int64_t>(run.query_tile) * tiles);
     run.end = left < tiles - run.first ? run.first + static_cast<int32_t>(left) : tiles;
-    offset += run.end - run.first;
-    left -= run.end - run.first;
+    const int32_t taken = run.end - run.first;
+    left -= taken;
+    remaining -= taken;
+    offset = remaining == 0 ? 0 : offset + taken;
     return true;
-  }
-
- private:
-  __device__ __forceinline__ int32_t tiles_behind() const {
-    return request + 1 < params.paged.requests ? key_tiles(params, request + 1) : 0;
   }
 };
 
