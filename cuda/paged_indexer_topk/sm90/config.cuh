@@ -9,7 +9,7 @@ namespace cupymla::paged_indexer {
 // With up to 64 heads a third consumer hides more of the others' waits; two sets of 64 products would not do as well
 // for the one query that a request usually has.
 template <bool kManyHeads>
-using Warpgroups = conditional_t<kManyHeads, sm90::Warpgroups<2, 136, 184>, sm90::Warpgroups<3, 128, 128>>;
+using Warpgroups = conditional_t<kManyHeads, sm90::Warpgroups<2, 136, 184>, sm90::Warpgroups<3, 104, 136>>;
 
 template <int kTypeArg, int kDArg, int kHeadsArg, bool kFilledArg>
 struct Config : Warpgroups<(kHeadsArg > 64)> {

@@ -12,17 +12,20 @@
 
 namespace cupymla::paged_indexer {
 
-__device__ __forceinline__ void init_barriers(Storage& storage) {
-  for (int buffer = 0; buffer < ThisConfig::kQueryBuffers; ++buffer) {
-    storage.q_full[buffer].init(32 + 1);
-    storage.q_free[buffer].init(4 * ThisConfig::kConsumers);
+// By one thread for each stage: one after another they would hold up the lengths.
+__device__ __forceinline__ void init_barriers(Storage& storage, uint32_t thread) {
+  if (thread < ThisConfig::kQueryBuffers) {
+    storage.q_full[thread].init(32 + 1);
+    storage.q_free[thread].init(4 * ThisConfig::kConsumers);
   }
-  for (int stage = 0; stage < ThisConfig::kStages; ++stage) {
-    storage.k_full[stage].init(32 + 1);
-    storage.k_free[stage].init(4);
+  if (thread < ThisConfig::kStages) {
+    storage.k_full[thread].init(32 + 1);
+    storage.k_free[thread].init(4);
+    fence_mbarrier_init();
   }
-  fence_mbarrier_init();
 }
+
+static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kStages);
 
 }  // namespace cupymla::paged_indexer
 
@@ -36,10 +39,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
 
   // What selects from the scores may come as soon as there is room. It waits for them.
   griddepcontrol_launch_dependents();
-  if (threadIdx.x == 0) {
-    tma_prefetch_descriptor(q_map);
-    init_barriers(storage);
-  }
+  if (threadIdx.x == 0) tma_prefetch_descriptor(q_map);
+  init_barriers(storage, threadIdx.x);
   // Its barriers make those above known to all.
   const Share share = share_of_cta(storage, params);
 
