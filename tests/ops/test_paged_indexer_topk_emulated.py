@@ -12,6 +12,7 @@ import pytest
 import cupymla
 from cupymla.ops.paged_indexer_topk import plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
+from cupymla.ops.topk import plan as selection
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings
@@ -97,7 +98,7 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight CTAs read a row together, and the first one names its slots."""
-    monkeypatch.setattr(plan, "_CLUSTER_ROW", 1)
+    monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
     case = replace(CASES[0], name="cluster", keys=6000, topk=64, lens="hostile", requests=2, tables="hostile")
     with emulated("sm_90a", 16) as machine:
         compare.require(machine.check("paged_indexer_topk", case))

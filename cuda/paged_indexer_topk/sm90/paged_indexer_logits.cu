@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
   griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) tma_prefetch_descriptor(q_map);
   init_barriers(storage, threadIdx.x);
+  prefetch_tables(params.paged);
   // Its barriers make those above known to all.
   const Share share = share_of_cta(storage, params);
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../../common/math.cuh"
+#include "../../common/memory.cuh"
 #include "lengths.cuh"
 #include "storage.cuh"
 
@@ -46,6 +47,19 @@ struct Share {
   Start start;
   int64_t tiles;
 };
+
+// Brings tables into L2 while the lengths are on their way: what is looked up in them depends on those. Tables that are
+// large together are left alone, for most of them may be beyond the lengths.
+__device__ __forceinline__ void prefetch_tables(const Paged& paged) {
+  constexpr uint32_t kMostLines = 2048, kLineBlocks = 32;
+  const uint32_t blocks = (static_cast<uint32_t>(paged.columns) + paged.page - 1) / static_cast<uint32_t>(paged.page);
+  const uint32_t lines = (blocks + kLineBlocks - 1) / kLineBlocks;
+  if (lines > kMostLines || static_cast<uint32_t>(paged.requests) > kMostLines) return;
+  const uint32_t line = blockIdx.x * ThisConfig::kThreads + threadIdx.x;
+  const uint32_t all = lines * static_cast<uint32_t>(paged.requests);
+  if (all > kMostLines || line >= all || paged.tables_block != 1) return;
+  prefetch_l2(paged.block_tables + line / lines * paged.tables_request + line % lines * kLineBlocks);
+}
 
 // Called by all threads. `storage.start` is written by the thread that meets the first tile. Code that runs once is kept
 // short: an SM that starts has to fetch it.

@@ -26,8 +26,6 @@ CHUNK_BYTES = 192 << 20
 _ROW_ALIGNMENT = 4  # scores: rows begin at multiples of 16 bytes
 _LEAST_THREADS = 512
 _CLUSTERS = (8, 4, 2)
-_CLUSTER_ROW = 16384
-"""Columns from which on a cluster shares a row, where clusters are for all rows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
     if rows <= multiprocessors:
         # Alone on its multiprocessor, a CTA of few threads would wait for memory more often than for barriers.
         chosen = replace(chosen, threads=max(chosen.threads, _LEAST_THREADS))
-    if chosen.streamed and problem.columns >= _CLUSTER_ROW:
+    if chosen.streamed and problem.columns >= selection.CLUSTER_ROW:
         cluster = next((size for size in _CLUSTERS if rows * size <= multiprocessors), 1)
         if cluster > 1:
             return replace(chosen, ctas=rows * cluster, cluster=cluster, threads=selection.MOST_THREADS)
