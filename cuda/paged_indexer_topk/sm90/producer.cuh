@@ -93,6 +93,8 @@ struct KeyLoader {
   const ScoringParameters& params;
   const uint32_t number;  // of the warp
   const int lane = static_cast<int>(threadIdx.x % 32);
+  // Keys are read once. What selects from the scores finds them in L2 where keys have not driven them out.
+  const uint64_t l2_policy = l2_policy_evict_first();
 
   // A lane's keys of a tile.
   struct Keys {
@@ -194,9 +196,13 @@ struct KeyLoader {
         const uint8_t* from = params.cache + offset + (there ? chunk * 16 : 0u);
         const uint32_t place =
             to + (ThisConfig::kSpan == 64 ? swizzle_64(row, span_chunk) : swizzle_128(row, span_chunk));
+        if constexpr (kBytes == 16) {
+          stream_copy_or_zeros<16>(place, from, there ? 16u : 0u, l2_policy);
+        } else {
 #pragma unroll
-        for (int byte = 0; byte < 16; byte += kBytes) {
-          stream_copy_or_zeros<kBytes>(place + byte, from + (there ? byte : 0), there ? kBytes : 0u);
+          for (int byte = 0; byte < 16; byte += kBytes) {
+            stream_copy_or_zeros<kBytes>(place + byte, from + (there ? byte : 0), there ? kBytes : 0u);
+          }
         }
       }
     }
