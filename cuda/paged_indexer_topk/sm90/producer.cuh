@@ -163,7 +163,7 @@ struct KeyLoader {
     if constexpr (ThisConfig::kHasScales) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64_t offset = there[half] ? block[half] + params.scales_offset + keys.place[half] * 4u : 0;
+        const int64_t offset = there[half] ? block[half] + params.scales_offset + int64_t{keys.place[half]} * 4 : 0;
         stream_copy_or_zeros<4>(smem_address(&storage.k_scale[stage][half * 32 + lane]), params.cache + offset,
                                 there[half] ? 4u : 0u);
       }

@@ -276,7 +276,7 @@ def _read_cache(validation: Validation, array: Any, q: View) -> tuple[View, dict
         raise validation.error("k_cache", f"up to {MAX_EXTENT} keys, blocks * page", max(blocks, 1) * page)
     strides = seen.strides_bytes
     row_bytes = strides[1] if page > 1 else last * seen.itemsize
-    block_bytes = strides[0] if blocks > 1 else page * last * seen.itemsize
+    block_bytes = strides[0] if blocks > 1 else 0
     if not narrow:
         validation.check_layout(seen, "k_cache", "rows")
     elif blocks:
