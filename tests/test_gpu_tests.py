@@ -101,12 +101,7 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 # Files that no GPU has run, with the operators whose kernels they are for: once evidence has one, its file is due.
-NEVER_RAN: dict[str, tuple[str, ...]] = {
-    "tests/ops/test_indexer_gpu.py": ("indexer_logits", "indexer_topk", "topk"),
-    "tests/ops/test_mla_cache_gpu.py": ("quantize_fp8",),
-    "tests/ops/test_paged_indexer_topk_gpu.py": ("paged_indexer_topk",),
-    "tests/test_baselines.py": (),
-}
+NEVER_RAN: dict[str, tuple[str, ...]] = {"tests/ops/test_paged_indexer_topk_gpu.py": ("paged_indexer_topk",)}
 
 
 def test_every_file_is_on_record() -> None:
