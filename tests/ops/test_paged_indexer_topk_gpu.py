@@ -70,7 +70,9 @@ def test_scores_have_the_bits_of_the_dense_kernel(dtype: str) -> None:
     if dtype == "fp8":
         dense["k"], dense["k_scale"] = cupymla.gather_indexer_cache(inputs["k_cache"], slots)
     else:
-        dense["k"] = inputs["k_cache"].reshape(-1, case.channels)[slots]
+        # CuPy gathers no bf16.
+        keys = inputs["k_cache"].reshape(-1, case.channels)
+        dense["k"] = keys.view(np.uint16)[slots].view(keys.dtype)
     wanted = cupymla.indexer_logits(**dense)
     for query in range(case.queries):
         seen = case.keys - case.queries + 1 + query

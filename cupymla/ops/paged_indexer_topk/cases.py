@@ -253,7 +253,7 @@ def _random_pages(case: PagedCase, blocks: int, xp: Any) -> Any:
     memory = xp.empty((blocks, size + case.page * 4), np.uint8)
     for first in range(0, blocks, 65536):
         rows = memory[first : first + 65536]
-        words = rng.integers(-(2**31), 2**31 - 1, (len(rows), size // 4), dtype=np.int32)
+        words = rng.integers(0, 2**31 - 1, (len(rows), size // 4), dtype=np.int32)
         rows[:, :size] = words.view(np.uint8) & np.uint8(0xBF)
         scales = rng.random((len(rows), case.page), dtype=np.float32) * np.float32(2**-6) + np.float32(2**-6)
         rows[:, size:] = scales.view(np.uint8)
