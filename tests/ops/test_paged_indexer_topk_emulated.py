@@ -37,7 +37,7 @@ def bits(array: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "ending", ["fp8_h16_b9_n2_l320_k30_page16_hostile", "k30_page16_strided", "n9_l144_k20_page16"]
+    "ending", ["fp8_h16_b9_n2_l320_k30_page16_hostile", "k30_page16_strided", "n9_l144_k20_page16", "_bound"]
 )
 def test_scores_are_those_of_the_reference(ending: str) -> None:
     """Of all keys, with -inf where a query sees none."""
