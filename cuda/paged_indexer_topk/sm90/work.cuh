@@ -61,8 +61,8 @@ __device__ __forceinline__ void prefetch_tables(const Paged& paged) {
   prefetch_l2(paged.block_tables + line / lines * paged.tables_request + line % lines * kLineBlocks);
 }
 
-// Called by all threads. `storage.start` is written by the thread that meets the first tile. Code that runs once is kept
-// short: an SM that starts has to fetch it.
+// Called by all threads. `storage.start` is written by the thread that meets the first tile. Code that runs once is
+// kept short: an SM that starts has to fetch it.
 __device__ __forceinline__ Share share_of_cta(Storage& storage, const ScoringParameters& params) {
   const int32_t requests = params.paged.requests;
   constexpr int32_t kThreads = ThisConfig::kThreads;
