@@ -23,6 +23,8 @@ __all__ = [
     "indexer_topk",
     "matrix_bd",
     "nvfp4_gemv",
+    "paged_indexer_logits",
+    "paged_indexer_topk",
     "quantize_fp8",
     "quantize_nvfp4",
     "raw_module",

@@ -48,16 +48,18 @@ class Variant:
     results: tuple[int, ...]
 
 
+_SELECTED = (
+    *(
+        Variant({"return_values": _FLAG[values], "return_lse": _FLAG[lse]}, (2 + values + lse,))
+        for lse in (False, True)
+        for values in (False, True)
+    ),
+    Variant({"return_values": _FLAG[None], "return_lse": _FLAG[None]}, (2, 3, 4)),
+)
+
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "sparse_mla_bwd": tuple(Variant({"attn_sink": _SINK[sink]}, (2 + sink,)) for sink in (False, True)),
-    "indexer_topk": (
-        *(
-            Variant({"return_values": _FLAG[values], "return_lse": _FLAG[lse]}, (2 + values + lse,))
-            for lse in (False, True)
-            for values in (False, True)
-        ),
-        Variant({"return_values": _FLAG[None], "return_lse": _FLAG[None]}, (2, 3, 4)),
-    ),
+    **dict.fromkeys(("indexer_topk", "paged_indexer_topk"), _SELECTED),
     "topk": tuple(Variant({"return_values": _FLAG[flag]}, _COUNTS[flag](2)) for flag in _FLAG),
     "xl_paged_attention": tuple(Variant({"return_lse": _FLAG[flag]}, _COUNTS[flag](1)) for flag in _FLAG),
     "quantize_nvfp4": (

@@ -190,7 +190,7 @@ def test_operators_are_made_of_those_that_are_made_of_none() -> None:
 
 def test_siblings_do_not_import_each_other() -> None:
     """But for those that an operator is made of."""
-    parts = {entry.name: entry.made_of for entry in registry.OPERATORS}
+    parts = {entry.folder: [registry.named(name).folder for name in entry.made_of] for entry in registry.OPERATORS}
     wrong = [
         f"{module.name} imports {name}"
         for module in product()
@@ -258,7 +258,7 @@ def quoted_includes(path: Path) -> list[Path]:
 
 def test_device_code_includes_its_own_folder_and_common() -> None:
     """An operator's kernel may use its operator's files and common; another operator's where it is made of it."""
-    parts = {entry.name: entry.made_of for entry in registry.OPERATORS}
+    parts = {entry.folder: [registry.named(name).folder for name in entry.made_of] for entry in registry.OPERATORS}
     wrong = [
         f"{path.relative_to(CUDA)} includes {target.relative_to(CUDA)}"
         for path in device_files()

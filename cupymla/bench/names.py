@@ -42,6 +42,13 @@ def _logits(size: Mapping[str, str]) -> str:
     return f"{size['dtype']}, {_count(size['h'], 'head')} of {size['d']}, {size['t']} queries, {size['l']} keys"
 
 
+def _paged_keys(size: Mapping[str, str]) -> str:
+    heads = f"{_count(size['h'], 'head')} of {size['d'] or '128'}"
+    queries = "1 query" if size["n"] == "1" else f"{size['n']} queries"
+    requests = f"{_count(size['b'], 'request')}, each {queries}, {size['l']} keys"
+    return f"{size['dtype']}, {heads}, {requests}, top {size['k']}"
+
+
 def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
@@ -84,6 +91,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
         lambda size: f"{_logits({**size, 'd': size['d'] or '128'})}, top {size['k']}",
         {"causal": "causal"},
+    ),
+    "paged_indexer_topk": _Spelling(
+        r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_b(?P<b>\d+)_n(?P<n>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
+        _paged_keys,
+        {"mixed": "all others 1024"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
     "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),

@@ -17,6 +17,7 @@ from ..ops.mla_cache import spec as mla_cache
 from ..ops.mla_cache.formats import INDEXER_FP8
 from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
+from ..ops.paged_indexer_topk import spec as paged_indexer
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
 from ..ops.sparse_mla_bwd_phase1.spec import ARGUMENTS as SPARSE_MLA_BWD_PHASE1
 from ..ops.sparse_mla_fwd.spec import ARGUMENTS as SPARSE_MLA_FWD
@@ -182,6 +183,11 @@ def _selected_keys(arrays: Arrays, options: Options) -> Results:
     return results
 
 
+def _paged_scores(arrays: Arrays, options: Options) -> Results:
+    room = arrays["block_tables"].shape[1] * arrays["k_cache"].shape[1]
+    return {"logits": Facts((*arrays["q"].shape[:2], room), "float32")}
+
+
 def _selection(arrays: Arrays, options: Options) -> Results:
     scores = arrays["scores"]
     row = (*scores.shape[:-1], options["topk"])
@@ -267,6 +273,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(BIAS, _dense_bias, replayable=False),
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
     _declaration(INDEXER_TOPK, _selected_keys, varies=True, replayable=False, batching=Batching("q", 3, ("k",))),
+    _declaration(paged_indexer.LOGITS, _paged_scores),
+    _declaration(paged_indexer.ARGUMENTS, _selected_keys, varies=True, replayable=False),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
     _declaration(mla_cache.ARGUMENTS, _codes),
     _declaration(mla_cache.DEQUANTIZE, _decoded),

@@ -130,6 +130,13 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         made_of=("indexer_logits", "topk"),
     ),
     OperatorEntry(
+        "paged_indexer_topk",
+        "lightning indexer on paged keys: the keys that it selects",
+        kernels=(KernelEntry("paged_indexer_topk", "sm_90a"),),
+        related=("paged_indexer_logits",),
+        made_of=("indexer_logits", "topk", "quantize_fp8"),
+    ),
+    OperatorEntry(
         "topk",
         "exact, reproducible top-k of each row",
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),

@@ -157,6 +157,13 @@ def related_problems() -> Iterator[Problem]:
     yield problem("gather_indexer_cache", "slots", cache=finite, slots=slots)
     tables, cu_lens = np.array([[2, 0], [9, 1]], np.int32), np.array([0, 3, 6], np.int32)
     yield problem("gather_indexer_cache", "tables", cache=finite, block_tables=tables, cu_lens=cu_lens, rows=8)
+    paged = {
+        **{"q": rng.standard_normal((2, 3, 8, 64)).astype(ml_dtypes.bfloat16), "block_tables": tables},
+        **{"k_cache": rng.standard_normal((3, 2, 64)).astype(ml_dtypes.bfloat16)},
+        **{"weights": rng.standard_normal((2, 3, 8), dtype=np.float32), "context_lens": np.array([4, 3], np.int32)},
+    }
+    yield problem("paged_indexer_logits", "plain", **paged)
+    yield problem("paged_indexer_logits", "bound", **paged, max_context=3, relu=False)
     yield problem("hadamard", "plain", x=batched)
     yield problem("hadamard", "bf16", x=rounded)
     yield problem("rel_shift", "plain", x=rng.standard_normal((2, 3, 5), dtype=np.float32))

@@ -34,6 +34,11 @@ CALLS: dict[str, dict[str, Any]] = {
         "slot_mapping": np.zeros(2, np.int32),
     },
     "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.zeros(2, np.int32)},
+    "paged_indexer_logits": {
+        **{"q": np.zeros((2, 1, 4, 64), np.uint8), "k_cache": np.zeros((3, 2, 68), np.uint8)},
+        **{"weights": np.ones((2, 1, 4), np.float32), "block_tables": np.zeros((2, 2), np.int32)},
+        "context_lens": np.array([1, 4], np.int32),
+    },
     "hadamard": {"x": np.zeros((2, 8), np.float32)},
     "dequantize_fp8": {"codes": np.zeros((2, 128), np.uint8), "scales": np.ones((2, 1), np.float32)},
     "matrix_bd": {"query": ROWS, "pos_emb": ROWS, "context_lens": np.ones(2, np.int32), "max_context": 2},

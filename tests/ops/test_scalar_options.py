@@ -38,6 +38,11 @@ RELATED: dict[str, dict[str, Any]] = {
         "slot_mapping": np.array([1, 4], np.int32),
     },
     "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.array([1, 4], np.int32)},
+    "paged_indexer_logits": {
+        **{"q": np.zeros((2, 1, 4, 64), np.uint8), "k_cache": np.zeros((3, 2, 68), np.uint8)},
+        **{"weights": np.ones((2, 1, 4), np.float32), "block_tables": np.zeros((2, 2), np.int32)},
+        "context_lens": np.array([1, 4], np.int32),
+    },
     "hadamard": {"x": np.ones((2, 8), np.float32)},
     "dequantize_fp8": {"codes": np.arange(64, dtype=np.uint8).reshape(1, 64), "scales": np.ones((1, 2), np.float32)},
     "matrix_bd": {**_QUERY, "max_context": 1},

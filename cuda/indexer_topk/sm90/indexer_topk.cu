@@ -3,8 +3,8 @@
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
 #include "../../common/indexer_score.cuh"
+#include "../../topk/sm80/lse.cuh"
 #include "../../topk/sm80/select_row.cuh"
-#include "lse.cuh"
 #include "params.cuh"
 
 extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   const uint32_t count = write_row(storage, thread, params, arrays, row, place);
   if (params.lse == nullptr || part_of_row() != 0) return;
   const int32_t* columns = params.indices + place.batch * params.indices_batch + place.row * params.indices_row;
-  const float lse = indexer_topk::selected_lse(storage, thread, row, columns, count, params.lse_base2 != 0);
+  const float lse = selected_lse(storage, thread, row, columns, count, params.lse_base2 != 0);
   if (thread.index == 0) params.lse[place.batch * params.lse_batch + place.row * params.lse_row] = lse;
 }
 

@@ -28,6 +28,8 @@ __all__ = [
     "matrix_bd",
     "indexer_logits",
     "indexer_topk",
+    "paged_indexer_logits",
+    "paged_indexer_topk",
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
@@ -348,6 +350,70 @@ def indexer_topk(
     """Select each query's keys with the lightning indexer, without holding all scores.
 
     `cupymla.indexer_topk` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def paged_indexer_logits(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], weights: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], *,
+    q_scale: Array | NDArray[Any] | None = None, relu: bool = True, max_context: int | None = None,
+) -> Array:
+    """Score the keys of each request, which lie in pages, for its queries.
+
+    `cupymla.paged_indexer_logits` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+@overload
+def paged_indexer_topk(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], weights: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[False] = False, return_lse: Literal[False] = False,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], weights: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[True], return_lse: Literal[False] = False,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], weights: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[False] = False, return_lse: Literal[True],
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], weights: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[True], return_lse: Literal[True],
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array, Array, Array]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], weights: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], topk: int, *,
+    q_scale: Array | NDArray[Any] | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: bool, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array] | tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
+    """Select each query's keys, which lie in pages, with the lightning indexer.
+
+    `cupymla.paged_indexer_topk` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

@@ -23,6 +23,8 @@ __all__ = [
     "matrix_bd",
     "indexer_logits",
     "indexer_topk",
+    "paged_indexer_logits",
+    "paged_indexer_topk",
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
@@ -314,6 +316,64 @@ def indexer_topk(
     """Select each query's keys with the lightning indexer, without holding all scores.
 
     `cupymla.indexer_topk` as a torch operator; see there for the arguments.
+    """
+
+
+def paged_indexer_logits(
+    q: Tensor, k_cache: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor, *,
+    q_scale: Tensor | None = None, relu: bool = True, max_context: int | None = None,
+) -> Tensor:
+    """Score the keys of each request, which lie in pages, for its queries.
+
+    `cupymla.paged_indexer_logits` as a torch operator; see there for the arguments.
+    """
+
+
+@overload
+def paged_indexer_topk(
+    q: Tensor, k_cache: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor, topk: int, *,
+    q_scale: Tensor | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[False] = False, return_lse: Literal[False] = False,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Tensor, k_cache: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor, topk: int, *,
+    q_scale: Tensor | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[True], return_lse: Literal[False] = False,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Tensor, k_cache: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor, topk: int, *,
+    q_scale: Tensor | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[False] = False, return_lse: Literal[True],
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Tensor, k_cache: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor, topk: int, *,
+    q_scale: Tensor | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: Literal[True], return_lse: Literal[True],
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def paged_indexer_topk(
+    q: Tensor, k_cache: Tensor, weights: Tensor, block_tables: Tensor, context_lens: Tensor, topk: int, *,
+    q_scale: Tensor | None = None, relu: bool = True, positions: Literal['slot', 'token'] = "slot",
+    max_context: int | None = None, return_values: bool, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Select each query's keys, which lie in pages, with the lightning indexer.
+
+    `cupymla.paged_indexer_topk` as a torch operator; see there for the arguments.
     """
 
 

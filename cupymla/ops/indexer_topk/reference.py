@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ..indexer_logits.reference import Precision, indexer_logits
@@ -53,17 +52,5 @@ def indexer_topk(
     if return_values:
         results.append(values)
     if return_lse:
-        results.append(_lse(values, lse_base, precision))
+        results.append(selection.selected_lse(values, lse_base, precision == "float64"))
     return tuple(results)
-
-
-def _lse(values: Array, base: str, precision: Precision) -> Array:
-    """Of each row's selected scores; +inf where there are none. As the kernel: in fp32, with logarithms to base 2."""
-    wide = values.astype(np.float64 if precision == "float64" else np.float32)
-    log2e, ln2 = wide.dtype.type(np.log2(np.e)), wide.dtype.type(np.log(2))
-    most = wide.max(axis=-1, initial=-np.inf)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        total = np.exp2((wide - most[..., None]) * log2e).sum(axis=-1)
-        lse: Array = most * log2e + np.log2(total) if base == "2" else most + np.log2(total) * ln2
-    lse[np.isinf(most)] = np.inf
-    return lse

@@ -21,13 +21,13 @@ MAX_CTAS = 2**31 - 1
 _PLACE_BYTES = 8
 _LEAST_CAPACITY = 4096
 _MOST_STREAMED = 4096  # topk
-_SMALL_THREADS, _THREADS, _MOST_THREADS = 256, 512, 1024
+_SMALL_THREADS, _THREADS, MOST_THREADS = 256, 512, 1024
 
 _SMALL_ROW = 16384
 """Columns up to which a CTA of few threads has its row's time in barriers, not in loads."""
 
 _CLUSTER = 8
-_CLUSTER_ROW = 32768
+CLUSTER_ROW = 32768
 """Columns from which on a cluster shares a row, where clusters are for all rows at once."""
 
 _RESERVED_BYTES = 1024
@@ -73,8 +73,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if rows * _CLUSTER > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {rows} rows", arch.name, f"up to {MAX_CTAS // _CLUSTER}")
     columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
-    clusters = has_clusters(arch) and columns >= _CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
-    large = _MOST_THREADS if rows <= multiprocessors else _THREADS
+    clusters = has_clusters(arch) and columns >= CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
+    large = MOST_THREADS if rows <= multiprocessors else _THREADS
     threads = _SMALL_THREADS if columns <= _SMALL_ROW else large
     capacity = max(_LEAST_CAPACITY, -(-topk * 5 // 2 // 128) * 128)
     # 16-byte groups may begin before the first column.

@@ -52,3 +52,18 @@ def _limits(given: Array | None, default: int, rows: int, columns: int) -> Array
     if given is None:
         return np.full(rows, default, np.int64)
     return np.clip(given.reshape(-1).astype(np.int64), 0, columns)
+
+
+def selected_lse(values: Array, base: str, wide: bool) -> Array:
+    """The log-sum-exp of each row's selected scores; +inf where there are none. For what selects index scores.
+
+    As a kernel: in fp32, with logarithms to base 2; in float64 where it is to be `wide`.
+    """
+    wanted = values.astype(np.float64 if wide else np.float32)
+    log2e, ln2 = wanted.dtype.type(np.log2(np.e)), wanted.dtype.type(np.log(2))
+    most = wanted.max(axis=-1, initial=-np.inf)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        total = np.exp2((wanted - most[..., None]) * log2e).sum(axis=-1)
+        lse: Array = most * log2e + np.log2(total) if base == "2" else most + np.log2(total) * ln2
+    lse[np.isinf(most)] = np.inf
+    return lse

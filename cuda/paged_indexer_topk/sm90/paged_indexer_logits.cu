@@ -1,0 +1,73 @@
+// Index scores of paged keys, for decoding on Hopper: memory binds, so key tiles of 64 stream through a deep ring to
+// whichever consumer is next, and one pass over a request's keys serves all its queries. README.md has the roofline,
+// storage.cuh the barriers, work.cuh who takes what, common/indexer_score.cuh the order of operations.
+#include "../../common/entry.cuh"
+#include "../../common/grid_dependency.cuh"
+#include "../../common/registers.cuh"
+#include "consumer.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "this kernel is for sm_90a"
+#endif
+
+namespace cupymla::paged_indexer {
+
+// By one thread for each stage: one after another they would hold up the lengths.
+__device__ __forceinline__ void init_barriers(Storage& storage, uint32_t thread) {
+  if (thread < ThisConfig::kQueryBuffers) {
+    storage.q_full[thread].init(32 + 1);
+    storage.q_free[thread].init(4 * ThisConfig::kConsumers);
+  }
+  if (thread < ThisConfig::kStages) {
+    storage.k_full[thread].init(32 + 1);
+    storage.k_free[thread].init(4);
+    fence_mbarrier_init();
+  }
+}
+
+static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kStages);
+
+}  // namespace cupymla::paged_indexer
+
+extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig::kThreads, 1)
+    paged_indexer_logits(const __grid_constant__ cupymla::TensorMap q_map,
+                         const __grid_constant__ cupymla::paged_indexer::ScoringParameters params) {
+  using namespace cupymla;
+  using namespace cupymla::paged_indexer;
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  Storage& storage = *reinterpret_cast<Storage*>(shared_memory);
+
+  // What selects from the scores may come as soon as there is room. It waits for them.
+  griddepcontrol_launch_dependents();
+  if (threadIdx.x == 0) tma_prefetch_descriptor(q_map);
+  init_barriers(storage, threadIdx.x);
+  prefetch_tables(params.paged);
+  // Its barriers make those above known to all.
+  const Share share = share_of_cta(storage, params);
+
+  const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
+  if (warpgroup == ThisConfig::kConsumers) {
+    warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
+    const uint32_t warp = threadIdx.x / 32 % 4;
+    if (warp == 0) {
+      load_queries(storage, params, share, q_map);
+    } else if (warp <= ThisConfig::kKeyWarps) {
+      KeyLoader{storage, params, warp - 1}.run(share);
+    }
+  } else {
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();
+    Consumer consumer(storage, params, warpgroup);
+    consumer.run(share);
+    consumer.fill();
+  }
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::paged_indexer::ThisConfig::kThreads, cluster = 1,
+                     smem_bytes = sizeof(cupymla::paged_indexer::Storage),
+                     parameter_bytes = sizeof(cupymla::paged_indexer::ScoringParameters),
+                     pass_queries = cupymla::paged_indexer::ThisConfig::kQueries,
+                     tile_queries = cupymla::paged_indexer::ThisConfig::kGroupQueries,
+                     tile_heads = cupymla::paged_indexer::ThisConfig::kHeads,
+                     tile_keys = cupymla::paged_indexer::ThisConfig::kTileKeys,
+                     tile_bytes = cupymla::paged_indexer::ThisConfig::kSpan,
+                     warpgroup_registers = cupymla::paged_indexer::ThisConfig::kWarpgroupRegisters);

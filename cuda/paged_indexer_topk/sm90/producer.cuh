@@ -1,0 +1,212 @@
+// The warps that load: one query tiles with weights and lengths, the others key tiles.
+#pragma once
+
+#include "../../common/async_copy.cuh"
+#include "../../common/indexer_score.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/tma.cuh"
+#include "work.cuh"
+
+namespace cupymla::paged_indexer {
+
+// Puts the weights of a query tile's queries in their places, several loads at a time. Those of heads and queries that
+// are not there are 0.
+__device__ __forceinline__ void load_weights(float* to, const ScoringParameters& params, const Run& run, int places,
+                                             int lane) {
+  constexpr int kHeads = ThisConfig::kHeads;
+  constexpr int kAtATime = 2;
+#pragma unroll 1
+  for (int first = lane; first < places; first += 32 * kAtATime) {
+    float weight[kAtATime], scale[kAtATime];
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) {
+      const int query = run.first_query() + (first + i * 32) / kHeads, head = (first + i * 32) % kHeads;
+      weight[i] = scale[i] = 0.0f;
+      if (first + i * 32 >= places || query >= params.paged.queries || head >= params.heads) continue;
+      const int64_t at =
+          run.request * params.weights_request + query * params.weights_query + head * params.weights_head;
+      if (params.bf16_weights != 0) {
+        const uint32_t bits = reinterpret_cast<const uint16_t*>(params.weights)[at];
+        weight[i] = __uint_as_float(bits << 16);
+      } else {
+        weight[i] = reinterpret_cast<const float*>(params.weights)[at];
+      }
+      if (params.q_scale != nullptr) {
+        scale[i] = params.q_scale[run.request * params.q_scale_request + query * params.q_scale_query +
+                                  head * params.q_scale_head];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) {
+      const int place = first + i * 32;
+      if (place >= places) continue;
+      to[indexer_logits::weight_place(place / kHeads, place % kHeads)] =
+          params.q_scale == nullptr ? weight[i] : indexer::head_weight(weight[i], scale[i]);
+    }
+  }
+}
+
+// Groups of queries that a run's query tile has.
+__device__ __forceinline__ int32_t query_groups(const ScoringParameters& params, const Run& run) {
+  const int32_t queries = min(ThisConfig::kQueries, params.paged.queries - run.first_query());
+  return (queries + ThisConfig::kGroupQueries - 1) / ThisConfig::kGroupQueries;
+}
+
+__device__ __forceinline__ void load_queries(Storage& storage, const ScoringParameters& params, const Share& share,
+                                             const TensorMap& q_map) {
+  constexpr int kGroupBytes = ThisConfig::kColumns * ThisConfig::kSpan;  // of a column tile
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  Ring<ThisConfig::kQueryBuffers> buffers;
+  RunIterator iterator(params, share);
+  for (Run run; iterator.next(run); buffers.advance()) {
+    const uint32_t buffer = buffers.stage;
+    storage.q_free[buffer].wait(buffers.free());
+    const int32_t groups = query_groups(params, run);
+    if (lane == 0) {
+      storage.q_full[buffer].arrive_and_expect(groups * ThisConfig::kColumnTiles * kGroupBytes);
+#pragma unroll 1
+      for (int32_t group = 0; group < groups; ++group) {
+        for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
+          tma_load_4d(storage.q[buffer][tile] + group * kGroupBytes, q_map, storage.q_full[buffer],
+                      tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0,
+                      run.first_query() + group * ThisConfig::kGroupQueries, run.request);
+        }
+      }
+    }
+#pragma unroll 1
+    for (int query = lane; query < groups * ThisConfig::kGroupQueries; query += 32) {
+      const int32_t number = run.first_query() + query;
+      storage.ends[buffer][query] = number < params.paged.queries ? seen_keys(params.paged, run.request, number) : 0;
+    }
+    load_weights(storage.weights[buffer], params, run, groups * ThisConfig::kColumns, lane);
+    storage.q_full[buffer].arrive();
+  }
+}
+
+// Key tiles of one of several warps. Lane l knows two keys of a tile, l and l + 32.
+struct KeyLoader {
+  static constexpr int kChunks = ThisConfig::kRowBytes / 16;
+  static constexpr int kPassKeys = 32 / kChunks;
+  static constexpr int kHalfPasses = 32 / kPassKeys;
+
+  Storage& storage;
+  const ScoringParameters& params;
+  const uint32_t number;  // of the warp
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  // Keys are read once. What selects from the scores finds them in L2 where keys have not driven them out.
+  const uint64_t l2_policy = l2_policy_evict_first();
+
+  // A lane's keys of a tile.
+  struct Keys {
+    int32_t block[2];   // -1 where there is no key
+    uint32_t place[2];  // in the block
+  };
+
+  __device__ __forceinline__ void run(const Share& share) {
+    uint32_t tile = 0;  // of the CTA's
+    RunIterator iterator(params, share);
+    // This warp's tiles of a run are every second or third; blocks of the next one are looked up ahead.
+    for (Run run; iterator.next(run);) {
+      const int32_t seen = most_seen_keys(params.paged, run.request);
+      const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;
+      int32_t own = run.first + static_cast<int32_t>(skipped);
+      if (own < run.end) {
+        Keys keys = look_up(run, own, seen);
+        for (; own < run.end; own += ThisConfig::kKeyWarps) {
+          const Keys current = keys;
+          if (own + ThisConfig::kKeyWarps < run.end) keys = look_up(run, own + ThisConfig::kKeyWarps, seen);
+          load(current, tile + static_cast<uint32_t>(own - run.first));
+        }
+      }
+      tile += static_cast<uint32_t>(run.end - run.first);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Keys look_up(const Run& run, int32_t tile, int32_t seen) const {
+    Keys keys;
+    const uint32_t page = static_cast<uint32_t>(params.paged.page);
+    const int32_t* table = params.paged.block_tables + run.request * params.paged.tables_request;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t key = static_cast<uint32_t>(tile) * ThisConfig::kTileKeys + half * 32 + lane;
+      keys.place[half] = key % page;
+      keys.block[half] = -1;
+      if (key < static_cast<uint32_t>(seen)) keys.block[half] = table[key / page * params.paged.tables_block];
+    }
+    return keys;
+  }
+
+  __device__ __forceinline__ void load(const Keys& keys, uint32_t tile) const {
+    const uint32_t stage = tile % ThisConfig::kStages;
+    const uint32_t parity = tile / ThisConfig::kStages & 1u;
+    bool there[2];
+    int64_t block[2];  // bytes from the cache's first
+    uint32_t words[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      there[half] = static_cast<uint32_t>(keys.block[half]) < static_cast<uint32_t>(params.paged.blocks);
+      block[half] = there[half] ? keys.block[half] * params.block_bytes : 0;
+      words[half] = __ballot_sync(0xffffffffu, there[half]);
+    }
+    storage.k_free[stage].wait(parity ^ 1u);
+    if (lane == 0) {
+      storage.there[stage][0] = words[0];
+      storage.there[stage][1] = words[1];
+      storage.k_full[stage].arrive();
+    }
+    if (params.wide_copies != 0) {
+      copy_rows<16>(keys, block, words, stage);
+    } else {
+      copy_rows<4>(keys, block, words, stage);
+    }
+    if constexpr (ThisConfig::kHasScales) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t offset = there[half] ? block[half] + params.scales_offset + int64_t{keys.place[half]} * 4 : 0;
+        stream_copy_or_zeros<4>(smem_address(&storage.k_scale[stage][half * 32 + lane]), params.cache + offset,
+                                there[half] ? 4u : 0u);
+      }
+    }
+    storage.k_full[stage].arrive_after_copies();
+  }
+
+  // A pass copies 512 bytes of several keys; zeros for those that are not there.
+  template <int kBytes>
+  __device__ __forceinline__ void copy_rows(const Keys& keys, const int64_t (&block)[2], const uint32_t (&words)[2],
+                                            uint32_t stage) const {
+    const uint32_t chunk = static_cast<uint32_t>(lane) % kChunks;
+    const uint32_t column = chunk * 16 / ThisConfig::kSpan;
+    const uint32_t span_chunk = chunk % (ThisConfig::kSpan / 16);
+    const uint32_t to = smem_address(storage.k[stage][column]);
+    int64_t source[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool there = (words[half] >> lane & 1u) != 0;
+      source[half] = there ? block[half] + keys.place[half] * params.row_bytes : 0;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll(kBytes == 16 ? 4 : 1)
+      for (int pass = 0; pass < kHalfPasses; ++pass) {
+        const uint32_t key = static_cast<uint32_t>(pass * kPassKeys + lane / kChunks);
+        const uint32_t row = half * 32 + key;
+        const int64_t offset = __shfl_sync(0xffffffffu, source[half], static_cast<int>(key));
+        const bool there = (words[half] >> key & 1u) != 0;
+        const uint8_t* from = params.cache + offset + (there ? chunk * 16 : 0u);
+        const uint32_t place =
+            to + (ThisConfig::kSpan == 64 ? swizzle_64(row, span_chunk) : swizzle_128(row, span_chunk));
+        if constexpr (kBytes == 16) {
+          stream_copy_or_zeros<16>(place, from, there ? 16u : 0u, l2_policy);
+        } else {
+#pragma unroll
+          for (int byte = 0; byte < 16; byte += kBytes) {
+            stream_copy_or_zeros<kBytes>(place + byte, from + (there ? byte : 0), there ? kBytes : 0u);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cupymla::paged_indexer
