@@ -1,0 +1,174 @@
+"""transformers' models with DeepSeek sparse attention, run by cupymla: `enable(model)`.
+
+    from cupymla.interop import transformers as dsa
+    print(dsa.enable(model))      # what was replaced, what was left alone and why
+    model.generate(...)           # or train it; parameters, checkpoints and caches stay the model's own
+    dsa.disable(model)
+
+Nothing of T x L is held: the indexer's selection runs as `indexer_topk`, attention on the latent rows as
+`sparse_mla_fwd` with its backward. The families are in `families.FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import UnsupportedError
+from .families import FAMILIES, REFUSED, VERSIONS, Family, family_of
+
+__all__ = ["Report", "disable", "enable", "enabled"]
+
+NAME = "cupymla"
+"""Of the attention and mask functions that are registered with transformers."""
+
+_BEFORE = "_cupymla_before"
+"""Attribute of a replaced module: its class, and its configuration's attention."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `enable` did to a model."""
+
+    replaced: tuple[str, ...]
+    """Names of modules that run on cupymla now."""
+    left: dict[str, str]
+    """Names of attention modules that were left alone, with the reason."""
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.replaced)} modules run on cupymla: {', '.join(self.replaced)}"]
+        return "\n".join(lines + [f"left alone: {name}: {reason}" for name, reason in self.left.items()])
+
+
+def enable(model: Any) -> Report:
+    """Run a loaded model's indexers, selections and sparse attention on cupymla, forward and backward.
+
+    Modules keep their parameters; their classes and the configuration's attention function change until `disable`.
+    A second call changes nothing more.
+
+    Args:
+        model: a transformers model in bfloat16 or float16, of a family in `families.FAMILIES`.
+
+    Returns:
+        What was replaced and what was left alone.
+
+    Raises:
+        UnsupportedError: the version of transformers, the family, a shape, a dtype or a module's signature does not
+            fit; nothing was changed.
+    """
+    import transformers
+    from transformers import masking_utils, modeling_utils
+
+    from . import attention, masks
+
+    _check_version(transformers.__version__)
+    found, left = _modules_of(model)
+    if not found:
+        names = ", ".join(family.name for family in FAMILIES)
+        raise UnsupportedError(f"{type(model).__name__}{_because(left)}", "any device", f"models of {names}")
+    for name, module, _ in found:
+        _check(name, module)
+    modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, attention.attention)
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, masks.key_ranges)
+    replaced = []
+    for name, module, family in found:
+        _replace(module, attention.attention_class(type(module)))
+        replaced.append(name)
+        if module.indexer is not None:
+            _replace(module.indexer, attention.indexer_class(type(module.indexer), family))
+            replaced.append(f"{name}.indexer")
+    for config in _configurations(model, found):
+        if config._attn_implementation != NAME:
+            config._cupymla_attention = config._attn_implementation
+            config._attn_implementation_internal = NAME
+    return Report(tuple(replaced), left)
+
+
+def disable(model: Any) -> None:
+    """Give a model its own classes and attention back. Without effect where `enable` was not called."""
+    for module in model.modules():
+        before = module.__dict__.pop(_BEFORE, None)
+        if before is not None:
+            module.__class__ = before
+    for config in _configurations(model, [("", module, None) for module in model.modules()]):
+        before = config.__dict__.pop("_cupymla_attention", None)
+        if before is not None:
+            config._attn_implementation_internal = before
+
+
+@contextlib.contextmanager
+def enabled(model: Any) -> Iterator[Report]:
+    """`enable`, and `disable` at the end."""
+    report = enable(model)
+    try:
+        yield report
+    finally:
+        disable(model)
+
+
+def _replace(module: Any, kind: type) -> None:
+    if _BEFORE not in module.__dict__:
+        module.__dict__[_BEFORE] = type(module)
+        module.__class__ = kind
+
+
+def _configurations(model: Any, found: list[Any]) -> list[Any]:
+    """The configurations that name an attention function: the model's, and those that its modules hold."""
+    configs = [model.config, *(module.config for _, module, _ in found if hasattr(module, "config"))]
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
+
+
+def _modules_of(model: Any) -> tuple[list[tuple[str, Any, Family]], dict[str, str]]:
+    found, left = [], {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        family = family_of(module)
+        if family is not None and (module.indexer is not None or getattr(module, "skip_topk", False)):
+            found.append((name, module, family))
+        elif family is not None:
+            left[name] = "a layer without a selection: it runs as transformers' SDPA"
+        elif kind in REFUSED:
+            left[name] = REFUSED[kind]
+    return found, left
+
+
+def _because(left: dict[str, str]) -> str:
+    return f" ({'; '.join(sorted(set(left.values())))})" if left else ""
+
+
+def _check_version(version: str) -> None:
+    major, minor = (int(part) for part in version.split(".")[:2])
+    oldest, newest = VERSIONS
+    if not oldest <= (major, minor) <= newest:
+        fits = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+        raise UnsupportedError(f"transformers {version}", "any device", f"transformers {fits}")
+
+
+def _check(name: str, module: Any) -> None:
+    """Refuse, by name, what the kernels cannot take: before anything is changed."""
+    import torch
+
+    weight = getattr(module.kv_b_proj, "weight", None)
+    device = "any device" if weight is None else str(weight.device)
+
+    def need(holds: bool, what: str, fits: str) -> None:
+        if not holds:
+            raise UnsupportedError(f"{name}: {what}", device, fits)
+
+    need(
+        isinstance(module.kv_b_proj, torch.nn.Linear) and module.kv_b_proj.bias is None,
+        f"kv_b_proj is {type(module.kv_b_proj).__name__}",
+        "a torch.nn.Linear without bias, for it is absorbed into the queries",
+    )
+    need(weight.dtype in (torch.bfloat16, torch.float16), f"{weight.dtype} weights", "bfloat16 or float16")
+    need(module.kv_lora_rank == 512, f"kv_lora_rank={module.kv_lora_rank}", "512")
+    need(module.qk_rope_head_dim in (0, 64), f"qk_rope_head_dim={module.qk_rope_head_dim}", "64, or none")
+    need(module.num_heads <= 128, f"{module.num_heads} heads", "at most 128")
+    taken = inspect.signature(module.expand_kv).parameters
+    need(list(taken) == ["kv_nope", "k_rot"], f"expand_kv({', '.join(taken)})", "expand_kv(kv_nope, k_rot)")
+    if module.indexer is not None:
+        need(module.indexer.head_dim in (64, 128), f"index_head_dim={module.indexer.head_dim}", "64 or 128")
+        need(module.indexer.n_heads <= 128, f"{module.indexer.n_heads} index heads", "at most 128")

@@ -1,0 +1,170 @@
+"""Absorbed sparse attention in the place of a family's dense attention, and its indexer with our selection.
+
+Classes made here derive from a family's own, keep all parameters, and override three methods: the indexer's `forward`,
+`expand_kv`, which then leaves the latent rows as they are, and nothing else. The attention itself is a function that is
+registered with transformers; `enable` names it in the model's configuration.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+from .. import torch as mla
+from .families import Family
+from .masks import dense_mask
+
+DECODE_QUERIES = 8
+"""Up to so many queries of a sequence, attention without gradients runs as decode."""
+
+
+class _Latents:
+    """An attention module whose keys stay the latent rows that its cache holds."""
+
+    def expand_kv(self, kv_nope: Any, k_rot: Any) -> tuple[Any, Any]:
+        """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512."""
+        rows = torch.cat((kv_nope, k_rot), -1)
+        return rows, rows[..., :0]
+
+
+@functools.cache
+def attention_class(base: type) -> type:
+    """The class that takes an attention module's place."""
+    return type(base.__name__, (_Latents, base), {"__module__": __name__, "__doc__": base.__doc__})
+
+
+@functools.cache
+def indexer_class(base: type, family: Family) -> type:
+    """The class that takes an indexer's place, with the arguments of the family's own `forward`."""
+
+    @torch.no_grad()
+    def of_latents(
+        self: Any,
+        hidden_states: Any,
+        q_resid: Any,
+        position_embeddings: Any,
+        attention_mask: Any,
+        position_ids: Any = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+    ) -> Any:
+        return _selection(
+            self, family, hidden_states, q_resid, position_embeddings, attention_mask, cache or past_key_values
+        )
+
+    @torch.no_grad()
+    def of_hidden_states(
+        self: Any,
+        hidden_states: Any,
+        position_embeddings: Any,
+        attention_mask: Any,
+        position_ids: Any = None,
+        cache: Any = None,
+    ) -> Any:
+        queries = self.wq_b(self.q_input_norm(hidden_states))
+        queries = queries.view(*hidden_states.shape[:-1], self.n_heads, self.head_dim)
+        queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
+        return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
+
+    forward = of_latents if family.latent_query else of_hidden_states
+    body = {"forward": forward, "__module__": __name__, "__doc__": base.__doc__}
+    return type(base.__name__, (base,), body)
+
+
+def _selection(
+    indexer: Any, family: Family, hidden: Any, queries: Any, position_embeddings: Any, ranges: Any, cache: Any
+) -> Any:
+    """The ids [B, S, topk] int32 of the keys that each query selects, ascending, -1 behind them."""
+    if ranges is None or ranges.dtype != torch.int32:
+        raise UnsupportedError(
+            "a mask of one's own, or packed sequences",
+            str(hidden.device),
+            "causal attention with a padding mask [batch, length]",
+        )
+    rotated = indexer.qk_rope_head_dim
+    if family.latent_query:
+        queries = indexer.wq_b(queries).view(*hidden.shape[:-1], indexer.n_heads, indexer.head_dim)
+    norm = indexer.k_norm
+    keys = norm(indexer.wk(hidden).to(norm.weight.dtype)).to(hidden.dtype)[:, :, None]
+    if getattr(indexer, "use_rope", True):
+        rotate = getattr(sys.modules[type(indexer).__mro__[1].__module__], family.rope)
+        at = indexer.head_dim - rotated if family.rope_last else rotated
+        (q_first, q_last), (k_first, k_last) = (x.split((at, indexer.head_dim - at), -1) for x in (queries, keys))
+        if family.rope_last:
+            q_last, k_last = rotate(q_last, k_last, *position_embeddings, unsqueeze_dim=2)
+        else:
+            q_first, k_first = rotate(q_first, k_first, *position_embeddings, unsqueeze_dim=2)
+        queries, keys = torch.cat((q_first, q_last), -1), torch.cat((k_first, k_last), -1)
+    queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype).squeeze(2)
+    if cache is not None:
+        keys = cache.update_indexer(keys, indexer.layer_idx)
+    project = indexer.weights_proj
+    weights = project(hidden.to(project.weight.dtype)).float() * (indexer.n_heads**-0.5 * indexer.softmax_scale)
+    indices, _ = mla.indexer_topk(
+        queries,
+        keys,
+        weights,
+        min(indexer.index_topk, keys.shape[1]),
+        starts=ranges[..., 0].contiguous(),
+        ends=ranges[..., 1].contiguous(),
+    )
+    return indices
+
+
+def attention(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    indices: Any = None,
+    **options: Any,
+) -> tuple[Any, None]:
+    """Sparse attention over latent rows: what `ALL_ATTENTION_FUNCTIONS["cupymla"]` is.
+
+    Args:
+        module: the attention module; `kv_b_proj` expands latents to keys and values.
+        query: [B, H, S, qk_nope_head_dim + qk_rope_head_dim], bf16 or fp16.
+        key: [B, 1, L, 512 or 576], the latent rows, as `expand_kv` leaves them.
+        value: not read.
+        attention_mask: read by layers without a selection only.
+        scaling: of the scores.
+        dropout: 0; a model that drops attention weights in training is refused.
+        indices: [B, S, topk] int32, -1 behind the last one; None for a layer without a selection, which then runs as
+            transformers' SDPA.
+        **options: of transformers, not read here.
+
+    Returns:
+        ([B, S, H, v_head_dim], None). There are no attention weights to return.
+
+    Raises:
+        UnsupportedError: attention weights are dropped or asked for.
+    """
+    if indices is None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        if attention_mask is not None and attention_mask.dtype == torch.int32:
+            attention_mask = dense_mask(attention_mask, key.shape[2])
+        found: tuple[Any, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return found
+    if dropout:
+        raise UnsupportedError(f"attention_dropout={dropout} in training", str(query.device), "attention_dropout=0")
+    if options.get("output_attentions"):
+        raise UnsupportedError("output_attentions=True", str(query.device), "outputs without attention weights")
+    nope, wide = module.qk_nope_head_dim, module.v_head_dim
+    expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
+    absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
+    rows, sink = key[:, 0], getattr(module, "sinks", None)
+    sink = None if sink is None else sink.float()
+    lengths = (indices >= 0).sum(-1, dtype=torch.int32)
+    out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, sm_scale=scaling, topk_length=lengths, attn_sink=sink)
+    return torch.einsum("bshc,hvc->bshv", out, expand_v), None

@@ -1,0 +1,49 @@
+"""Which classes of transformers are DeepSeek sparse attention, and the conventions in which their indexers differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+VERSIONS = ((5, 17), (5, 24))
+"""The oldest and the newest transformers (major, minor) that the tests ran."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: its module's classes and its indexer's conventions.
+
+    Source: transformers 5.24, models/<family>/modeling_<family>.py.
+    """
+
+    name: str
+    attention: str
+    """Class of the attention module."""
+    indexer: str
+    """Class of the indexer module."""
+    rope: str = "apply_rotary_pos_emb_interleave"
+    """Function of the family's own module that rotates the index heads: interleaved pairs or halves."""
+    rope_last: bool = False
+    """The last channels of an index head are rotated, not the first."""
+    latent_query: bool = True
+    """The index queries are made of the attention's query latent, not of the hidden states."""
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("deepseek_v32", "DeepseekV32Attention", "DeepseekV32Indexer", rope="apply_rotary_pos_emb"),
+    Family("glm_moe_dsa", "GlmMoeDsaAttention", "GlmMoeDsaIndexer"),
+    Family("hy_v4", "HYV4Attention", "HYV4Indexer", rope="apply_rotary_pos_emb", rope_last=True),
+    Family("mistral_large4", "MistralLarge4TextAttention", "MistralLarge4TextIndexer", latent_query=False),
+    Family("dots3_note", "Dots3NoteTextAttention", "Dots3NoteTextIndexer"),
+)
+
+REFUSED: dict[str, str] = {
+    "Glm5NextTextAttention": "glm5_next scores pools of four keys, which has no kernel here",
+}
+"""Attention classes that are left alone, with the reason."""
+
+
+def family_of(module: Any) -> Family | None:
+    """The family of an attention module, or None where it is something else."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return next((family for family in FAMILIES if family.attention in names), None)

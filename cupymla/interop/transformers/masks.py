@@ -1,0 +1,68 @@
+"""What stands for an attention mask: the range of keys that each query sees, [B, 1, S, 2] int32, not [B, 1, S, L]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+
+
+def key_ranges(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Any = None,
+    attention_mask: Any = None,
+    **options: Any,
+) -> Any:
+    """The first visible key of each query and the one after the last, [B, 1, S, 2] int32; -1 is never in it.
+
+    A mask function of transformers, with the arguments of those. A mask that is not causal (a sliding window, packed
+    sequences) is made by transformers' own function for SDPA, as a bool tensor.
+
+    Raises:
+        UnsupportedError: the padding mask of a sequence has holes: its ones do not stand together.
+    """
+    from transformers import masking_utils
+
+    if mask_function is not None and mask_function is not masking_utils.causal_mask_function:
+        return masking_utils.sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function,
+            attention_mask,
+            **{**options, "allow_is_causal_skip": False},
+        )
+    device = attention_mask.device if attention_mask is not None else options.get("device")
+    if device is None:
+        device = q_offset.device if isinstance(q_offset, torch.Tensor) else "cpu"
+    ends = torch.arange(1, q_length + 1, device=device) + (q_offset - kv_offset)
+    ends = ends.expand(batch_size, q_length)
+    starts = torch.zeros_like(ends)
+    if attention_mask is not None:
+        kept = attention_mask[:, :kv_length].to(torch.bool)
+        first = kept.to(torch.int32).argmax(-1, keepdim=True)
+        last = first + kept.sum(-1, keepdim=True)
+        if not torch.compiler.is_compiling() and not _together(kept, first, last):
+            raise UnsupportedError("a padding mask with zeros between a sequence's ones", str(device), "padding at its ends")
+        starts = first.expand_as(ends)
+        ends = torch.minimum(ends, last)
+    return torch.stack((starts, ends), -1).to(torch.int32)[:, None]
+
+
+def _together(kept: Any, first: Any, last: Any) -> bool:
+    keys = torch.arange(kept.shape[-1], device=kept.device)
+    return bool((kept == ((keys >= first) & (keys < last))).all())
+
+
+def dense_mask(ranges: Any, keys: int) -> Any:
+    """The bool mask [B, 1, S, keys] of ranges, for attention that is not sparse; True where a query sees a key."""
+    ids = torch.arange(keys, device=ranges.device)
+    return (ids >= ranges[..., :1]) & (ids < ranges[..., 1:])
