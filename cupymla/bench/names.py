@@ -46,6 +46,14 @@ def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
 
+def _decode(size: Mapping[str, str]) -> str:
+    cache = "bf16" if size["form"] == "bf16" else f"{size['form']}_fp8"
+    return (
+        f"{cache}, {_count(size['h'], 'head')}, d {size['d']}, top-k {size['k'].replace('+', ' + ')}, "
+        f"{_count(size['b'], 'request')} of {_count(size['n'], 'row')}"
+    )
+
+
 def _quantized(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['d']}"
 
@@ -84,6 +92,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
         lambda size: f"{_logits({**size, 'd': size['d'] or '128'})}, top {size['k']}",
         {"causal": "causal"},
+    ),
+    "sparse_mla_decode": _Spelling(
+        r"(?P<form>bf16|v32|v4)_d(?P<d>\d+)_h(?P<h>\d+)_b(?P<b>\d+)_n(?P<n>\d+)_k(?P<k>\d+(\+\d+)?)",
+        _decode,
+        {"sink": "attention sink"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
     "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),

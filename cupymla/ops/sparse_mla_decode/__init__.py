@@ -41,8 +41,8 @@ def sparse_mla_decode(
         out   = sum exp(score - lse) * key[s, :512] * exp(lse) / (exp(lse) + exp(attn_sink))
 
     A row without a valid entry gets out 0 and lse +inf. Keys are code * scale with the scale in float32, rounded to q's
-    dtype for the products; with float16 q a key past +-65504 is infinite. A NaN in a selected key reaches the out of its
-    own row alone.
+    dtype for the products; with float16 q a key past +-65504 is infinite. A NaN in a selected key reaches the out of
+    its own row alone.
 
     Args:
         q: [B, n, h_q, d_qk] bfloat16 or float16, h_q 1 to 128, d_qk that of the cache: 576 for "v32_fp8", 512 for
@@ -74,8 +74,7 @@ def sparse_mla_decode(
             of q's framework by default. It means nothing on the CPU.
 
     Returns:
-        (out, lse) in q's framework: out in q's dtype; lse, without the sink, float32. `merge` of parts of a context
-        takes them as they are.
+        (out, lse) in q's framework: out in q's dtype; lse, without the sink, float32.
 
     Raises:
         InputError: an argument cannot be used as it is; nothing was computed or written.

@@ -3,7 +3,6 @@ any integer, and bytes that no format reads what would show."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +70,7 @@ def _case(
 ) -> DecodeCase:
     form = form if form == "bf16" else f"{form}_fp8"
     d_qk = traits.pop("d_qk", _D_QK[form])
-    made = DecodeCase(
-        name="", intent=intent, form=form, batch=batch, n=n, heads=heads, d_qk=d_qk, topk=topk, **traits
-    )
+    made = DecodeCase(name="", intent=intent, form=form, batch=batch, n=n, heads=heads, d_qk=d_qk, topk=topk, **traits)
     selected = f"k{topk}" + (f"+{made.extra}" if made.extra else "")
     size = f"{form.removesuffix('_fp8')}_d{d_qk}_h{heads}_b{batch}_n{n}_{selected}"
     fields = {name_: getattr(made, name_) for name_ in DecodeCase.__slots__} | {"intent": intent}
@@ -212,6 +209,14 @@ def _cache(rng: np.random.Generator, case: DecodeCase, blocks: int, page: int, s
         # Any bytes of ordinary numbers, of which there are hundreds of megabytes.
         memory[:] = rng.integers(0x20, 0x38, memory.shape, dtype=np.uint8)
         selected = selected[:0] if layout.name != "v4_fp8" else selected
+    if selected.size:
+        _fill(rng, case, cache, selected)
+    return cache if layout.codes else cache.view(BF16)
+
+
+def _fill(rng: np.random.Generator, case: DecodeCase, cache: Any, selected: Any) -> None:
+    """Put latents into the selected slots of a cache of bytes."""
+    layout, page = FORMATS[case.form], cache.shape[1]
     groups = layout.codes // layout.group if layout.codes else 0
     made = _latents(rng, case, len(selected), layout.codes, groups)
     data, scales = encode(*made[:2], layout, made[2])
@@ -226,7 +231,6 @@ def _cache(rng: np.random.Generator, case: DecodeCase, blocks: int, page: int, s
         if layout.name == "v4_fp8":
             columns = page * width + place[part, None] * layout.scale_bytes + np.arange(layout.scale_bytes)
             flat[block[part, None], columns] = scales[part]
-    return cache if layout.codes else cache.view(BF16)
 
 
 def _latents(rng: np.random.Generator, case: DecodeCase, count: int, codes: int, groups: int) -> tuple[Any, Any, Any]:
@@ -235,7 +239,9 @@ def _latents(rng: np.random.Generator, case: DecodeCase, count: int, codes: int,
     rest = rng.standard_normal((count, case.d_qk - codes), dtype=np.float32)
     if not groups:
         return latents, rest, np.zeros((count, 0), np.float32)
-    latents = latents.reshape(count, groups, -1) * np.exp2(rng.integers(-4, 2, (count, groups, 1))).astype(np.float32)
+    latents = latents.reshape(count, groups, codes // groups) * np.exp2(rng.integers(-4, 2, (count, groups, 1))).astype(
+        np.float32
+    )
     amax = np.abs(latents).max(axis=-1, initial=1e-4)
     scales = (amax / np.float32(448)).astype(np.float32)
     if case.form == "v4_fp8":
@@ -280,8 +286,3 @@ def bytes_moved(case: DecodeCase) -> float:
     token = FORMATS[case.form].token_bytes(case.d_qk) + 4
     per_head = 2 * case.d_qk + 2 * 512 + 4
     return float(case.rows * ((case.topk + case.extra) * token + case.heads * per_head))
-
-
-def entries_of_length(case: DecodeCase) -> int:
-    """Blocks of 64 entries that a row has at most."""
-    return math.ceil(case.topk / 64) + math.ceil(case.extra / 64)

@@ -117,7 +117,9 @@ def encode(latents: Array, rest: Array, layout: LatentFormat, scales: Array) -> 
         scales: [n, groups] float32; powers of two for "v4_fp8".
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        codes = np.clip(latents / np.repeat(scales, max(layout.group, 1), axis=-1), -448, 448) if layout.codes else latents
+        codes = (
+            np.clip(latents / np.repeat(scales, max(layout.group, 1), axis=-1), -448, 448) if layout.codes else latents
+        )
     data = [codes.astype(E4M3).view(np.uint8)] if layout.codes else []
     raw = np.ascontiguousarray(scales, dtype=np.float32).view(np.uint8).reshape(len(rest), -1)
     if layout.name == "v32_fp8":

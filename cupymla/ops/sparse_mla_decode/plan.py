@@ -62,13 +62,11 @@ class Plan:
 
 
 def cta_heads(h_q: int) -> int:
-    """Query heads of a CTA where there is enough to do: the fewest that hold all of a row's, else the most there are."""
+    """Query heads of a CTA where rows are many: the fewest that hold all of a row's, else the most there are."""
     return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
 
 
-def division(
-    rows: int, h_q: int, blocks: int, multiprocessors: int, without: Collection[int] = ()
-) -> tuple[int, int]:
+def division(rows: int, h_q: int, blocks: int, multiprocessors: int, without: Collection[int] = ()) -> tuple[int, int]:
     """Heads of a CTA and parts of a row's entries that take the least time as the cycles above have it.
 
     Args:
@@ -83,7 +81,7 @@ def division(
         heads, parts = choice
         clusters = rows * -(-h_q // heads)
         waves = -(-clusters * parts // multiprocessors)
-        own = 2 * -(-(-(-blocks // 2)) // parts)
+        own = 2 * -(-blocks // (2 * parts))
         return waves * (own * _BLOCK_CYCLES[heads] + (_MERGE_CYCLES[heads] if parts > 1 else 0))
 
     def fits(choice: tuple[int, int]) -> bool:
@@ -97,8 +95,8 @@ def division(
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
-    """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot be
-    that large.
+    """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
+    be that large.
 
     With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
     """

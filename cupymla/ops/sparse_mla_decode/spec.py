@@ -232,7 +232,10 @@ def _read_lengths(validation: Validation, array: Any, argument: str, batch: int,
 def look(views: Views, problem: Problem, stream: object) -> None:
     """Raise InputError for a slot that is neither -1 nor in its cache, among the entries that count. Waits for
     `stream`, None for the current one, when the arrays are on a GPU."""
-    given = [("indices", views.indices, views.topk_length), ("extra_indices", views.extra_indices, views.extra_topk_length)]
+    given = [
+        ("indices", views.indices, views.topk_length),
+        ("extra_indices", views.extra_indices, views.extra_topk_length),
+    ]
     for (argument, indices, lengths), cache in zip(given, problem.caches):  # noqa: B905 - the second may be missing
         assert indices is not None
         slots = tensor.fetched(indices, stream)
