@@ -17,6 +17,7 @@ import cupymla
 from cupymla.ops import registry
 from cupymla.ops.mla_cache.formats import SCALE_RULES
 from cupymla.ops.nvfp4_gemv import formats, validation
+from cupymla.ops.sparse_mla_decode.formats import FORMATS
 from cupymla.ops.topk.spec import ORDERS
 from cupymla.ops.xl_paged_attention import checks, paging
 from cupymla.ops.xl_paged_attention import spec as xl
@@ -69,6 +70,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "scale_layout": validation.SCALE_LAYOUTS,
     "normalize": ("l1",),
     "scale_rule": SCALE_RULES,
+    "cache_format": tuple(FORMATS),
     "dkv_dtype": ("float32",),
     "out_dtype": checks.FLOATS,
 }

@@ -23,12 +23,14 @@ __device__ __forceinline__ void store_whole(sparse_mla_fwd::Values<Config, Eleme
   values.store_result(query);
 }
 
-// The statistics of both consumers are known to both once all products are done: then nobody reads Q, keys or P.
+// To exchange statistics, a consumer waits for all threads of the other one, which have done all products. Before what
+// is left comes over Q and the keys, its own threads have to as well.
 template <typename Config, typename Element, int kWarpgroupIdx, bool kAnyScale>
 __device__ __forceinline__ void leave(
     sparse_mla_fwd::Consumer<Config, Element, kWarpgroupIdx, kAnyScale>& consumer) {
   sparse_mla_fwd::RowStatistics rows[2];
   sparse_mla_fwd::join_statistics(consumer, rows);
+  consumer.storage.statistics_ready[kWarpgroupIdx].wait(consumer.q_parity);
   auto& left = sparse_mla_fwd::leavings(consumer.storage);
   const int quad_lane = consumer.lane % 4;
 #pragma unroll

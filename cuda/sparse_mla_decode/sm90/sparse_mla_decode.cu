@@ -1,5 +1,5 @@
-// Sparse MLA attention over paged caches, for Hopper: a cluster of CTAs takes a block of heads of one row, each CTA some
-// of the row's entries, and puts the parts together. Consumers, pipelines and barriers are those of the forward
+// Sparse MLA attention over paged caches, for Hopper: a cluster of CTAs takes a block of heads of one row, each CTA
+// some of the row's entries, and puts the parts together. Consumers, pipelines and barriers are those of the forward
 // (../../sparse_mla_fwd/sm90/storage.cuh, small_head_storage.cuh); the producer is this operator's own.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"

@@ -251,7 +251,7 @@ def _latents(rng: np.random.Generator, case: DecodeCase, count: int, codes: int,
 
 def _spoil(rng: np.random.Generator, data: Any, codes: int) -> None:
     """Some rows get a NaN, which is a code or a bf16, some an infinity, of bf16."""
-    for number, row in enumerate(range(3, len(data), 61)):
+    for number, row in enumerate(range(3, len(data), max(61, len(data) // 2))):
         wide = data[row, -128:].view(np.uint16)
         if codes and number % 3 == 0:
             data[row, rng.integers(codes)] = (0x7F, 0xFF)[number // 3 % 2]
