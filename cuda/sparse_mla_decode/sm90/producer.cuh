@@ -274,6 +274,9 @@ struct Producer {
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
         if (Config::part_begin(part + 1) != end) continue;
+        // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
+        // CUTLASS does it, who writes fences as well.
+        fence_async_shared();
         if (part == kLastPart) tell_valid(buffer.stage(part), valid_lanes);
         storage.full[buffer.stage(part)][part].arrive();
       }
