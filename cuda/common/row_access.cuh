@@ -1,5 +1,5 @@
 // Access to rows that are read once and go through registers into shared memory: loads past L1, stores of 16 bytes, and
-// prefetches of whole rows (PTX ISA, "ld.global.nc", "st", "cp.async.bulk.prefetch.L2"), and arithmetic on pairs of bf16
+// prefetches of whole rows (PTX ISA, "ld", "st", "cp.async.bulk.prefetch.L2"), and arithmetic on pairs of bf16
 // (PTX ISA, "mul", "fma", sm_90).
 #pragma once
 
@@ -7,16 +7,17 @@
 
 namespace cupymla {
 
-// The address is a multiple of 8. What nobody writes meanwhile.
+// The address is a multiple of 8. Not `.nc`: ptxas puts such loads where their values are used, across barriers too.
 __device__ __forceinline__ void load_row_8(uint32_t& a, uint32_t& b, const uint8_t* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from));
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from) : "memory");
 }
 
 // The same of 16.
 __device__ __forceinline__ void load_row_16(uint32_t (&words)[4], const uint8_t* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "l"(from));
+               : "l"(from)
+               : "memory");
 }
 
 // Brings kBytes into L2, a multiple of 16; so is the address.

@@ -3,6 +3,7 @@
 // l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row.
 #pragma once
 
+#include "../../common/memory.cuh"
 #include "../../sparse_mla_fwd/sm90/producer.cuh"
 #include "cache.cuh"
 #include "config.cuh"
@@ -19,13 +20,11 @@ struct Entries {
   int32_t first_blocks;  // blocks of the first source
   int32_t begin, end;    // blocks of this CTA, of all
 
-  __device__ __forceinline__ Entries(const int32_t (&entries)[4], uint32_t part, uint32_t parts)
-      : counts{entries[0], entries[1]} {
+  __device__ __forceinline__ Entries(int32_t first_count, int32_t second_count, uint32_t part, uint32_t parts)
+      : counts{first_count, second_count} {
     first_blocks = (counts[0] + kTileKeys - 1) / kTileKeys;
     const int32_t blocks = first_blocks + (counts[1] + kTileKeys - 1) / kTileKeys;
-    // Pairs of blocks stay together: each keeps both consumers busy.
-    const int32_t pairs = (blocks + 1) / 2;
-    const int32_t own = 2 * ((pairs + static_cast<int32_t>(parts) - 1) / static_cast<int32_t>(parts));
+    const int32_t own = (blocks + static_cast<int32_t>(parts) - 1) / static_cast<int32_t>(parts);
     begin = min(static_cast<int32_t>(part) * own, blocks);
     end = min(begin + own, blocks);
   }
@@ -44,6 +43,20 @@ __device__ __forceinline__ void read_entries(const Parameters& params, const spa
                                       query.query * source.lengths_query)));
     }
     entries[s] = source.slots == 0 ? 0 : count;
+  }
+}
+
+// By producer threads, before that barrier: asks L2 for the first indices that this CTA will want if all entries count.
+__device__ __forceinline__ void prefetch_indices(const Parameters& params, const sparse_mla_fwd::Query& query,
+                                                 uint32_t part, uint32_t parts) {
+  constexpr int kLineEntries = 32;
+  const Entries all(params.sources[0].topk, params.sources[1].topk, part, parts);
+  const bool is_second = all.begin >= all.first_blocks;
+  const Source& source = params.sources[is_second];
+  const int32_t entry = (all.begin - (is_second ? all.first_blocks : 0)) * kTileKeys +
+                        static_cast<int32_t>(threadIdx.x % 128) * kLineEntries;
+  if (threadIdx.x % 128 < 8 && entry < source.topk) {
+    prefetch_l2(source.indices + query.batch * source.indices_batch + query.query * source.indices_query + entry);
   }
 }
 
@@ -264,6 +277,7 @@ struct Producer {
         places = places_of(next);
         load(following, places, 0);
       }
+      __syncwarp();  // or ptxas puts these loads off until this step's registers are free
       const int tile = tile_of(step), end = step + 1 < kSteps ? tile_of(step + 1) : Cache::kTiles;
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {

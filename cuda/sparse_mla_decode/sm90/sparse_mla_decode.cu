@@ -32,7 +32,7 @@ constexpr bool kAnyScale = true;
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                         const Work& work) {
-  const Entries entries(storage.counts[0], work.part, work.parts);
+  const Entries entries(storage.counts[0][0], storage.counts[0][1], work.part, work.parts);
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
@@ -81,11 +81,18 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
   const ThisWork work(params);
 
+  const sparse_mla_fwd::Query query(params, work.token);
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     storage.init();
   }
-  if (threadIdx.x == 32) read_entries(params, sparse_mla_fwd::Query(params, work.token), storage.counts[0]);
+  if (threadIdx.x == 32) read_entries(params, query, storage.counts[0]);
+  if (threadIdx.x == 64) {
+    // The pages of results, which few rows' calls would look up when all else is done.
+    prefetch_l2(params.out);
+    prefetch_l2(params.lse);
+  }
+  if (threadIdx.x >= 2 * ThisConfig::kWarpgroup) prefetch_indices(params, query, work.part, work.parts);
   __syncthreads();
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);

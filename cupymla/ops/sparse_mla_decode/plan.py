@@ -81,7 +81,7 @@ def division(rows: int, h_q: int, blocks: int, multiprocessors: int, without: Co
         heads, parts = choice
         clusters = rows * -(-h_q // heads)
         waves = -(-clusters * parts // multiprocessors)
-        own = 2 * -(-blocks // (2 * parts))
+        own = -(-blocks // parts)
         return waves * (own * _BLOCK_CYCLES[heads] + (_MERGE_CYCLES[heads] if parts > 1 else 0))
 
     def fits(choice: tuple[int, int]) -> bool:
