@@ -23,8 +23,8 @@ struct ManyHeads : sparse_mla_fwd::ManyHeads<kDQk> {
 template <int kDQk, int kHeadsArg>
 struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
   using Base = sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true>;
-  static constexpr int kProducerRegisters = 96;
-  static constexpr int kConsumerRegisters[] = {232, 176};  // scores, values
+  static constexpr int kProducerRegisters = 104;
+  static constexpr int kConsumerRegisters[] = {224, 176};  // scores, values
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
   static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };

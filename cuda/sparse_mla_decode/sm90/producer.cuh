@@ -277,7 +277,8 @@ struct Producer {
         places = places_of(next);
         load(following, places, 0);
       }
-      __syncwarp();  // or ptxas puts these loads off until this step's registers are free
+      // Or ptxas puts these loads off until this step's registers are free, as it may into fp16, which takes more.
+      if constexpr (is_same_v<Element, __nv_bfloat16>) __syncwarp();
       const int tile = tile_of(step), end = step + 1 < kSteps ? tile_of(step + 1) : Cache::kTiles;
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
