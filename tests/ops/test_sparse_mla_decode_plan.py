@@ -128,3 +128,27 @@ def test_no_races(name: str, splits: int, seed: int) -> None:
     with emulated("sm_90a", 132, Settings("random", seed=seed, races="hardware")) as machine:
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
         assert [geometry.cluster for geometry in machine.launches] == [splits]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["v32_d576_h16_b2_n1_k100", "v4_d512_h8_b1_n3_k130"])
+def test_scales_are_any_numbers(name: str) -> None:
+    """Subnormal, huge, negative and zero ones, exponents 0 and 255, and a NaN whose upper bits are an infinity's."""
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
+    given = SUBJECT.cases.inputs(case, 5)
+    cache, rng = given["k_cache"], np.random.default_rng(0)
+    blocks, page = cache.shape[:2]
+    block, place = divmod(int(given["indices"][0, 0, 3]), page)
+    if given["cache_format"] == "v32_fp8":
+        numbers = np.array([2.0**-126, 1e-41, 3.3e-30, 7.7e9, -2.5, 0.0], np.float32)
+        cache[..., 512:528] = rng.choice(numbers, (blocks, page, 4)).view(np.uint8)
+        cache[block, place, 516:520] = np.array([0x7F800001], np.uint32).view(np.uint8)
+    else:
+        exponents = cache.reshape(blocks, -1)[:, page * 576 :]
+        exponents[:] = rng.choice(np.array([0, 1, 100, 127, 130, 160], np.uint8), exponents.shape)
+        exponents[block, place * 8 + 2] = 255
+    given["sm_scale"] = 1e-12
+    with emulated("sm_90a", 132) as machine:
+        results = machine.results(SUBJECT, given)
+    compare.require(SUBJECT.reports(given, results))
+    assert np.isnan(results["out"][0, 0].astype(np.float32)).all() and np.isfinite(results["lse"]).any()
