@@ -47,7 +47,7 @@ def _topk(size: Mapping[str, str]) -> str:
 
 
 def _decode(size: Mapping[str, str]) -> str:
-    cache = "bf16" if size["form"] == "bf16" else f"{size['form']}_fp8"
+    cache = {"bf16": "bf16", "v32": "fp8 of V3.2", "v4": "fp8 of V4"}[size["form"]]
     return (
         f"{cache}, {_count(size['h'], 'head')}, d {size['d']}, top-k {size['k'].replace('+', ' + ')}, "
         f"{_count(size['b'], 'request')} of {_count(size['n'], 'row')}"
