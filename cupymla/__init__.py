@@ -32,6 +32,7 @@ __all__ = [
     "reshape_and_cache",
     "sparse_mla_bwd",
     "sparse_mla_bwd_phase1",
+    "sparse_mla_decode",
     "sparse_mla_fwd",
     "swizzle_scales",
     "topk",

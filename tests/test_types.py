@@ -18,6 +18,7 @@ from cupymla.ops import registry
 from cupymla.ops.mla_cache.formats import SCALE_RULES
 from cupymla.ops.nvfp4_gemv import formats, validation
 from cupymla.ops.paged_indexer_topk.spec import POSITIONS
+from cupymla.ops.sparse_mla_decode.formats import FORMATS
 from cupymla.ops.topk.spec import ORDERS
 from cupymla.ops.xl_paged_attention import checks, paging
 from cupymla.ops.xl_paged_attention import spec as xl
@@ -71,6 +72,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "normalize": ("l1",),
     "scale_rule": SCALE_RULES,
     "positions": POSITIONS,
+    "cache_format": tuple(FORMATS),
     "dkv_dtype": ("float32",),
     "out_dtype": checks.FLOATS,
 }

@@ -53,6 +53,14 @@ def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
 
+def _decode(size: Mapping[str, str]) -> str:
+    cache = {"bf16": "bf16", "v32": "fp8 of V3.2", "v4": "fp8 of V4"}[size["form"]]
+    return (
+        f"{cache}, {_count(size['h'], 'head')}, d {size['d']}, top-k {size['k'].replace('+', ' + ')}, "
+        f"{_count(size['b'], 'request')} of {_count(size['n'], 'row')}"
+    )
+
+
 def _quantized(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['d']}"
 
@@ -96,6 +104,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_b(?P<b>\d+)_n(?P<n>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
         _paged_keys,
         {"mixed": "all others 1024"},
+    ),
+    "sparse_mla_decode": _Spelling(
+        r"(?P<form>bf16|v32|v4)_d(?P<d>\d+)_h(?P<h>\d+)_b(?P<b>\d+)_n(?P<n>\d+)_k(?P<k>\d+(\+\d+)?)",
+        _decode,
+        {"sink": "attention sink"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
     "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),

@@ -20,6 +20,7 @@ from ..ops.nvfp4_gemv.formats import named, padded
 from ..ops.paged_indexer_topk import spec as paged_indexer
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
 from ..ops.sparse_mla_bwd_phase1.spec import ARGUMENTS as SPARSE_MLA_BWD_PHASE1
+from ..ops.sparse_mla_decode.spec import ARGUMENTS as SPARSE_MLA_DECODE
 from ..ops.sparse_mla_fwd.spec import ARGUMENTS as SPARSE_MLA_FWD
 from ..ops.topk.spec import ARGUMENTS as TOPK
 from ..ops.xl_paged_attention import spec as xl_paged_attention
@@ -80,6 +81,10 @@ def _declaration(
         has_workspace=arguments.has_workspace,
         **others,
     )
+
+
+def _decode(arrays: Arrays, options: Options) -> Results:
+    return {"out": _out(arrays), "lse": _heads(arrays)}
 
 
 # NVFP4 ---------------------------------------------------------------------------------------------------------------
@@ -252,6 +257,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         _distribution,
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
+    _declaration(SPARSE_MLA_DECODE, _decode),
     _declaration(
         nvfp4_gemv.ARGUMENTS,
         _gemv,

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ..tensormap import TileMap
-from .mla import MaskOptions, MlaProblem
 
 BOX_CHANNELS = 64
 """Of 16 bits, that fill a row of the widest swizzle."""
 
 
+class Extents(Protocol):
+    """What a map has of a problem."""
+
+    @property
+    def batch(self) -> int | None:
+        """Extent of the batch axis, None without one."""
+
+    @property
+    def s_q(self) -> int:
+        """Queries of a batch entry."""
+
+    @property
+    def h_q(self) -> int:
+        """Heads of a query."""
+
+    @property
+    def dtype(self) -> str:
+        """Label, of 16 bits."""
+
+
 def head_tiles(
-    problem: MlaProblem[MaskOptions],
+    problem: Extents,
     ptr: int,
     strides: tuple[int, int, int],
     channels: int,

@@ -119,6 +119,12 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         related=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
     ),
     OperatorEntry(
+        "sparse_mla_decode",
+        "sparse MLA attention over paged caches",
+        kernels=(KernelEntry("sparse_mla_decode", "sm_90a"),),
+        made_of=("sparse_mla_fwd",),
+    ),
+    OperatorEntry(
         "indexer_logits",
         "lightning indexer: scores of all keys",
         kernels=(KernelEntry("indexer_logits", "sm_90a"),),

@@ -16,8 +16,8 @@ DECLARED: dict[str, Arguments[Any, Any]] = {
 }
 """What the operators take, by name."""
 
-MLA = {name: declared for name, declared in DECLARED.items() if "sparse_mla" in name or name == "attn_dist"}
-"""Those of the sparse MLA operators."""
+MLA = {name: declared for name, declared in DECLARED.items() if "kv" in declared.inputs}
+"""Those of the sparse MLA operators on contiguous keys."""
 
 
 def another(check: Check, default: object) -> Any:

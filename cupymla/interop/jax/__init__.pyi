@@ -16,6 +16,7 @@ __all__ = [
     "sparse_mla_bwd",
     "sparse_mla_bwd_phase1",
     "attn_dist",
+    "sparse_mla_decode",
     "nvfp4_gemv",
     "quantize_nvfp4",
     "dequantize_nvfp4",
@@ -141,6 +142,19 @@ def attn_dist(
     """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss.
 
     `cupymla.attn_dist` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def sparse_mla_decode(
+    q: Array | NDArray[Any], k_cache: Array | NDArray[Any], indices: Array | NDArray[Any], *,
+    cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], topk_length: Array | NDArray[Any] | None = None,
+    attn_sink: Array | NDArray[Any] | None = None, extra_k_cache: Array | NDArray[Any] | None = None,
+    extra_indices: Array | NDArray[Any] | None = None, extra_topk_length: Array | NDArray[Any] | None = None,
+    sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e", splits: int | None = None,
+) -> tuple[Array, Array]:
+    """Attention of each query row to the slots of a paged cache that its row of `indices` names.
+
+    `cupymla.sparse_mla_decode` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

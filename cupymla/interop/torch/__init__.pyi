@@ -11,6 +11,7 @@ __all__ = [
     "sparse_mla_bwd",
     "sparse_mla_bwd_phase1",
     "attn_dist",
+    "sparse_mla_decode",
     "nvfp4_gemv",
     "quantize_nvfp4",
     "dequantize_nvfp4",
@@ -128,6 +129,18 @@ def attn_dist(
     """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss.
 
     `cupymla.attn_dist` as a torch operator; see there for the arguments.
+    """
+
+
+def sparse_mla_decode(
+    q: Tensor, k_cache: Tensor, indices: Tensor, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+    topk_length: Tensor | None = None, attn_sink: Tensor | None = None, extra_k_cache: Tensor | None = None,
+    extra_indices: Tensor | None = None, extra_topk_length: Tensor | None = None, sm_scale: float | None = None,
+    lse_base: Literal['e', '2'] = "e", splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of each query row to the slots of a paged cache that its row of `indices` names.
+
+    `cupymla.sparse_mla_decode` as a torch operator; see there for the arguments.
     """
 
 

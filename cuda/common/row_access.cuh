@@ -1,0 +1,53 @@
+// Access to rows that are read once and go through registers into shared memory: loads past L1, stores of 16 bytes, and
+// prefetches of whole rows (PTX ISA, "ld", "st", "cp.async.bulk.prefetch.L2"), and arithmetic on pairs of bf16
+// (PTX ISA, "mul", "fma", sm_90).
+#pragma once
+
+#include "types.cuh"
+
+namespace cupymla {
+
+// The address is a multiple of 8. Not `.nc`: ptxas puts such loads where their values are used, across barriers too.
+__device__ __forceinline__ void load_row_8(uint32_t& a, uint32_t& b, const uint8_t* from) {
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from) : "memory");
+}
+
+// The same of 16.
+__device__ __forceinline__ void load_row_16(uint32_t (&words)[4], const uint8_t* from) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(from)
+               : "memory");
+}
+
+// Brings kBytes into L2, a multiple of 16; so is the address.
+template <uint32_t kBytes>
+__device__ __forceinline__ void prefetch_row(uint64_t address) {
+  static_assert(kBytes % 16 == 0);
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kBytes));
+}
+
+// Addresses as `smem_address` gives them.
+__device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& words) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t bits) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(bits) : "memory");
+}
+
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+__device__ __forceinline__ uint32_t multiply_add_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+
+}  // namespace cupymla

@@ -1,0 +1,65 @@
+// Where the rows of a cache lie, and what they consist of; mirrors `cupymla/ops/mla_cache/formats.py`.
+//
+// format     | a block of `page` slots
+// -----------+---------------------------------------------------------------------------------------------------
+// bf16       | rows of 576 or 512 bf16
+// v32_fp8    | rows of 656 bytes: 512 e4m3, four fp32 scales, each of 128 channels, and 64 bf16
+// v4_fp8     | rows of 576 bytes: 448 e4m3 and 64 bf16; behind all rows eight bytes of exponents for each, one of 64
+//            | channels, the last one unused
+//
+// A row becomes tiles of 64 channels. A lane takes eight channels of a tile: eight bytes of codes, or 16 of bf16.
+#pragma once
+
+#include "params.cuh"
+
+namespace cupymla::sparse_mla_decode {
+
+// CUPYMLA_FORMAT
+enum Format : int { kBf16 = 0, kV32Fp8 = 1, kV4Fp8 = 2 };
+
+template <Format kFormatArg, int kDQk>
+struct CacheFormat {
+  static constexpr Format kFormat = kFormatArg;
+  static constexpr int kTiles = kDQk / 64;
+  static constexpr int kCodeTiles = kFormat == kV32Fp8 ? 8 : kFormat == kV4Fp8 ? 7 : 0;  // the first ones
+  static constexpr int kRowBytes = kFormat == kV32Fp8 ? 656 : kFormat == kV4Fp8 ? 576 : kDQk * 2;
+  static constexpr int kWideBegin = kFormat == kV32Fp8 ? 528 : kFormat == kV4Fp8 ? 448 : 0;  // where bf16 begin
+  static constexpr int kScaleWords = kFormat == kV32Fp8 ? 4 : kFormat == kV4Fp8 ? 2 : 0;
+  static constexpr int kScaleTiles = kFormat == kV32Fp8 ? 2 : 1;  // that share a scale
+  static constexpr bool kPowersOfTwo = kFormat == kV4Fp8;
+  static constexpr bool kHas16ByteRows = kFormat != kV4Fp8;  // else multiples of 8
+  static_assert(kFormat == kBf16 || kCodeTiles + 1 == kTiles);
+};
+
+// A selected row, as a lane knows it that looked for it.
+template <typename Cache>
+struct Row {
+  const uint8_t* data;  // of a row that is not valid, of any
+  uint32_t scales[Cache::kScaleWords + 1];
+  bool valid;
+};
+
+template <typename Cache>
+__device__ __forceinline__ Row<Cache> find_row(const Source& source, int32_t slot, const uint8_t* any_row) {
+  Row<Cache> row;
+  row.valid = static_cast<uint32_t>(slot) < source.slots;
+  row.data = any_row;
+#pragma unroll
+  for (uint32_t& word : row.scales) word = 0;
+  if (!row.valid) return row;
+  const uint32_t block = static_cast<uint32_t>(slot) / source.page;
+  const uint32_t place = static_cast<uint32_t>(slot) - block * source.page;
+  const uint8_t* begin = source.cache + static_cast<int64_t>(block) * source.block_bytes;
+  row.data = begin + static_cast<int64_t>(place) * Cache::kRowBytes;
+  if constexpr (Cache::kFormat == kV32Fp8) {
+    const uint4 scales = __ldg(reinterpret_cast<const uint4*>(row.data + 512));
+    row.scales[0] = scales.x, row.scales[1] = scales.y, row.scales[2] = scales.z, row.scales[3] = scales.w;
+  } else if constexpr (Cache::kFormat == kV4Fp8) {
+    const uint8_t* exponents = begin + static_cast<int64_t>(source.page) * Cache::kRowBytes + 8 * int64_t{place};
+    const uint2 scales = __ldg(reinterpret_cast<const uint2*>(exponents));
+    row.scales[0] = scales.x, row.scales[1] = scales.y;
+  }
+  return row;
+}
+
+}  // namespace cupymla::sparse_mla_decode

@@ -1,0 +1,116 @@
+// Sparse MLA attention over paged caches, for Hopper: a cluster of CTAs takes a block of heads of one row, each CTA
+// some of the row's entries, and puts the parts together. Consumers, pipelines and barriers are those of the forward
+// (../../sparse_mla_fwd/sm90/storage.cuh, small_head_storage.cuh); the producer is this operator's own.
+#include "../../common/element.cuh"
+#include "../../common/entry.cuh"
+#include "../../common/memory.cuh"
+#include "../../common/registers.cuh"
+#include "leave.cuh"
+#include "producer.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "this kernel is for sm_90a"
+#endif
+
+// CUPYMLA_FORMAT: of the caches, see cache.cuh. CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: heads of a CTA, 64, 32 or 16.
+// CUPYMLA_FP16: 1 for fp16 queries, 0 for bf16.
+
+namespace cupymla::sparse_mla_decode {
+
+#if CUPYMLA_HEADS == 64
+using ThisConfig = ManyHeads<CUPYMLA_D_QK>;
+#else
+using ThisConfig = SmallHead<CUPYMLA_D_QK, CUPYMLA_HEADS>;
+#endif
+using ThisStorage = sparse_mla_fwd::Storage<ThisConfig>;
+using ThisCache = CacheFormat<static_cast<Format>(CUPYMLA_FORMAT), CUPYMLA_D_QK>;
+using ThisWork = sparse_mla_fwd::WorkAssignment<ThisConfig>;
+
+// Scores may be multiplied by any number, which costs a multiplication of each.
+constexpr bool kAnyScale = true;
+
+template <typename Config, typename Storage, typename Work>
+__device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
+                                        const Work& work) {
+  const Entries entries(storage.counts[0][0], storage.counts[0][1], work.part, work.parts);
+  sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
+  sparse_mla_fwd::Selection<Config> selection(params, work.token);
+  selection.blocks = entries.end - entries.begin;
+  if constexpr (Config::kSmallHead) {
+    of_query.load_query_as_block(selection, work.first_head);
+  } else {
+    of_query.load_query(selection, work.first_head);
+  }
+  Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+}
+
+// A consumer's entries, then the end of the row: a CTA that has all of it writes the result.
+template <int kWarpgroupIdx, typename Half, typename Work>
+__device__ __forceinline__ void attend(Half&& half, const Parameters& params, const Work& work) {
+  half.accumulate();
+  const sparse_mla_fwd::Query query(params, work.token);
+  if (work.parts == 1) {
+    store_whole(half, query);
+  } else {
+    leave(half);
+    sparse_mla_fwd::merge_parts<Element>(half.storage, params, query, work, kWarpgroupIdx);
+  }
+}
+
+template <typename Config, int kWarpgroupIdx, typename Storage, typename Work>
+__device__ __forceinline__ void consume(Storage& storage, const Parameters& params, const Work& work) {
+  using namespace sparse_mla_fwd;
+  if constexpr (!Config::kSmallHead) {
+    attend<kWarpgroupIdx>(Consumer<Config, Element, kWarpgroupIdx, kAnyScale>(storage, params, work.first_head),
+                          params, work);
+  } else if constexpr (kWarpgroupIdx == 0) {
+    attend<kWarpgroupIdx>(Scores<Config, Element, kAnyScale>(storage, params, work.first_head), params, work);
+  } else {
+    attend<kWarpgroupIdx>(Values<Config, Element>(storage, params, work.first_head), params, work);
+  }
+}
+
+}  // namespace cupymla::sparse_mla_decode
+
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisConfig::kThreads, 1)
+    sparse_mla_decode(const __grid_constant__ cupymla::TensorMap q_map,
+                      const __grid_constant__ cupymla::sparse_mla_decode::Parameters params) {
+  using namespace cupymla;
+  using namespace cupymla::sparse_mla_decode;
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
+  const ThisWork work(params);
+
+  const sparse_mla_fwd::Query query(params, work.token);
+  if (threadIdx.x == 0) {
+    tma_prefetch_descriptor(q_map);
+    storage.init();
+  }
+  if (threadIdx.x == 32) read_entries(params, query, storage.counts[0]);
+  if (threadIdx.x == 64) {
+    // The pages of results, which few rows' calls would look up when all else is done.
+    prefetch_l2(params.out);
+    prefetch_l2(params.lse);
+  }
+  if (threadIdx.x >= 2 * ThisConfig::kWarpgroup) prefetch_indices(params, query, work.part, work.parts);
+  __syncthreads();
+
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
+  if (warpgroup == 2) {
+    warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
+    produce<ThisConfig>(storage, params, q_map, work);
+  } else if (warpgroup == 0) {
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters[0]>();
+    consume<ThisConfig, 0>(storage, params, work);
+  } else {
+    warpgroup_reg_alloc<ThisConfig::kConsumerRegisters[1]>();
+    consume<ThisConfig, 1>(storage, params, work);
+  }
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_decode::ThisConfig::kThreads,
+                     cluster = cupymla::sparse_mla_decode::ThisConfig::kMaxCluster,
+                     smem_bytes = sizeof(cupymla::sparse_mla_decode::ThisStorage),
+                     parameter_bytes = sizeof(cupymla::sparse_mla_decode::Parameters),
+                     heads_per_cta = cupymla::sparse_mla_decode::ThisConfig::kHeads,
+                     warpgroup_registers = cupymla::sparse_mla_decode::ThisConfig::kWarpgroupRegisters);

@@ -1,0 +1,161 @@
+"""Which kernel serves a problem, and how rows, heads and entries are divided among CTAs. Pure: no array, no driver.
+
+Only sizes count here. How many entries of a row there are to divide, a kernel reads on the device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from ..mla import DTYPES
+from .formats import FORMATS
+from .spec import OPERATOR, Problem
+
+SOURCE = "sparse_mla_decode/sm90/sparse_mla_decode.cu"
+TARGETS = ("sm_90a",)
+
+MAX_CTAS = 2**31 - 1
+"""The extent of grid.x (CUDA C++ Programming Guide)."""
+
+CTA_HEADS = (16, 32, 64)
+"""Query heads that one CTA can work on; a kernel says of itself which, and that is compared when a call is bound."""
+
+PARTS = (1, 2, 4, 8, 16)
+"""CTAs of a cluster that share the entries of a row, where the caller leaves it open."""
+
+_TILE = 64  # entries of a block
+
+# Cycles that a CTA of so many heads takes for a block, and to put parts together: the forward's on an H200
+# (cuda/sparse_mla_fwd/sm90/README.md), with the conversion of a block added. Estimates, to be measured here.
+_BLOCK_CYCLES = {16: 2200, 32: 2400, 64: 3400}
+_MERGE_CYCLES = {16: 4000, 32: 8000, 64: 12000}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel variant for one problem.
+
+    Attributes:
+        source: what to compile.
+        heads: query heads of a CTA.
+        head_blocks: CTAs, or clusters, that share a row's heads.
+        parts: CTAs of a cluster, which share the entries of a row.
+        clusters: in the grid.
+    """
+
+    source: KernelSource
+    heads: int
+    head_blocks: int
+    parts: int
+    clusters: int
+
+    @property
+    def ctas(self) -> int:
+        """The grid."""
+        return self.clusters * self.parts
+
+
+def cta_heads(h_q: int) -> int:
+    """Query heads of a CTA where rows are many: the fewest that hold all of a row's, else the most there are."""
+    return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
+
+
+def division(rows: int, h_q: int, blocks: int, multiprocessors: int, without: Collection[int] = ()) -> tuple[int, int]:
+    """Heads of a CTA and parts of a row's entries that take the least time as the cycles above have it.
+
+    Args:
+        rows: query rows.
+        h_q: heads of each.
+        blocks: of entries, that a row has at most.
+        multiprocessors: of the GPU.
+        without: numbers of parts that the driver has no room for.
+    """
+
+    def cycles(choice: tuple[int, int]) -> int:
+        heads, parts = choice
+        clusters = rows * -(-h_q // heads)
+        waves = -(-clusters * parts // multiprocessors)
+        own = -(-blocks // parts)
+        return waves * (own * _BLOCK_CYCLES[heads] + (_MERGE_CYCLES[heads] if parts > 1 else 0))
+
+    def fits(choice: tuple[int, int]) -> bool:
+        heads, parts = choice
+        at_once = rows * -(-h_q // heads) * parts <= multiprocessors
+        return parts == 1 or (at_once and parts not in without)
+
+    most = cta_heads(h_q)
+    choices = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
+    return min(filter(fits, choices), key=cycles)
+
+
+def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+    """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
+    be that large.
+
+    With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
+    """
+    blocks = sum(-(-cache.topk // _TILE) for cache in problem.caches)
+    heads, parts = cta_heads(problem.h_q), problem.options.splits
+    if parts is None:
+        heads, parts = division(max(problem.rows, 1), problem.h_q, blocks, multiprocessors, without)
+    source = variant(
+        arch, cache_format=problem.options.cache_format, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype
+    )
+    head_blocks = -(-problem.h_q // heads)
+    clusters = problem.rows * head_blocks
+    if clusters * parts > MAX_CTAS:
+        raise UnsupportedError(f"{OPERATOR} on {problem.rows} rows", arch.name, f"up to {MAX_CTAS} CTAs")
+    return Plan(source, heads, head_blocks, parts, clusters)
+
+
+def variant(
+    arch: Arch, *, cache_format: str = "v32_fp8", d_qk: int | None = None, heads: int = 64, dtype: str = "bfloat16"
+) -> KernelSource:
+    """One kernel variant.
+
+    Args:
+        arch: the target.
+        cache_format: "bf16", "v32_fp8" or "v4_fp8".
+        d_qk: channels of a key that the format has; the first of them by default.
+        heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q.
+        dtype: of q, "bfloat16" or "float16".
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.name not in TARGETS:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if type(cache_format) is not str or cache_format not in FORMATS:
+        raise InputError("cache_format", " or ".join(map(repr, FORMATS)), shown(cache_format), OPERATOR)
+    layout = FORMATS[cache_format]
+    channels = layout.d_qk[0] if d_qk is None else d_qk
+    if type(channels) is not int or channels not in layout.d_qk:
+        raise InputError("d_qk", " or ".join(map(str, layout.d_qk)), shown(d_qk), OPERATOR)
+    if type(heads) is not int or heads not in CTA_HEADS:
+        raise InputError("heads", "16, 32 or 64", shown(heads), OPERATOR)
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
+    defines = (
+        ("CUPYMLA_FORMAT", layout.code),
+        ("CUPYMLA_D_QK", channels),
+        ("CUPYMLA_HEADS", heads),
+        ("CUPYMLA_FP16", int(dtype == "float16")),
+    )
+    return KernelSource(SOURCE, OPERATOR, defines, arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant, of one target or of all."""
+    return tuple(source for name in TARGETS if arch_name in (None, name) for source in _sources(name))
+
+
+def _sources(name: str) -> Iterator[KernelSource]:
+    target = arches.named(name)
+    for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
+        for d_qk in layout.d_qk:
+            yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype)

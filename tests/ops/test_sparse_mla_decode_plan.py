@@ -1,0 +1,154 @@
+"""sparse_mla_decode's plan, its parameter record, and what a cluster's CTAs compute."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupymla import arch as arches
+from cupymla.device import Device
+from cupymla.errors import InputError, UnsupportedError
+from cupymla.ops.sparse_mla_decode import cuda, plan
+from cupymla.ops.sparse_mla_decode.cases import DecodeCase
+from cupymla.ops.sparse_mla_decode.spec import Cache, Options, Problem
+from cupymla.testing import compare
+from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import emulated
+
+ROOT = Path(__file__).resolve().parents[2]
+HOPPER = arches.named("sm_90a")
+SUBJECT = Subject("sparse_mla_decode")
+
+
+def problem(rows: int, heads: int, topk: int = 2048, **options: Any) -> Problem:
+    caches = (Cache(100, 64, 64 * 656, topk),)
+    return Problem(rows, 1, heads, 576, "bfloat16", caches, Options("v32_fp8", **options), Device("cuda", 0))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 32, 64, 100, 128, 1000])
+@pytest.mark.parametrize("heads", [1, 16, 17, 32, 64, 128])
+def test_rows_are_divided_only_where_all_ctas_run_at_once(rows: int, heads: int) -> None:
+    chosen = plan.plan(problem(rows, heads), HOPPER, 132)
+    assert chosen.heads * chosen.head_blocks >= heads > chosen.heads * (chosen.head_blocks - 1)
+    assert chosen.clusters == rows * chosen.head_blocks
+    assert chosen.parts == 1 or chosen.ctas <= 132
+    # What is left idle could not be used by twice as many parts.
+    assert chosen.parts == 16 or 2 * chosen.ctas > 132 or chosen.heads < plan.cta_heads(heads)
+
+
+def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
+    chosen = plan.plan(problem(1, 16), HOPPER, 132)
+    assert chosen.parts == 16
+    assert plan.plan(problem(1, 16), HOPPER, 132, {16}).parts == 8
+    assert plan.plan(problem(1, 16), HOPPER, 132, set(plan.PARTS)).parts == 1
+
+
+def test_short_rows_are_not_divided() -> None:
+    assert plan.plan(problem(1, 16, topk=100), HOPPER, 132).parts == 1
+
+
+@pytest.mark.parametrize("heads", [1, 16, 40, 128])
+def test_splits_leave_nothing_to_the_batch(heads: int) -> None:
+    found = {
+        (chosen.heads, chosen.parts)
+        for rows in (1, 5, 200)
+        for count in (1, 132)
+        for chosen in [plan.plan(problem(rows, heads, splits=3), HOPPER, count, {3})]
+    }
+    assert found == {(plan.cta_heads(heads), 3)}
+
+
+def test_other_targets_have_no_kernel() -> None:
+    for name in ("sm_80", "sm_100f"):
+        with pytest.raises(UnsupportedError, match="Hopper"):
+            plan.variant(arches.named(name))
+    with pytest.raises(UnsupportedError, match="CTAs"):
+        plan.plan(problem(2**28, 128, splits=16), HOPPER, 132)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"cache_format": "fp8"}, {"d_qk": 512}, {"heads": 8}, {"dtype": "float32"}, {"cache_format": None}]
+)
+def test_a_variant_has_known_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        plan.variant(HOPPER, **wrong)
+
+
+def test_record_is_the_kernels() -> None:
+    """Fields by name and in order; a kernel's size is compared when a call is bound."""
+    text = re.sub(r"//[^\n]*", "", (ROOT / "cuda/sparse_mla_decode/sm90/params.cuh").read_text())
+    body = text[text.index("struct Source {") : text.index("struct Parameters")]
+    declared = [
+        name
+        for line in re.findall(r"(?:const \w+\*|int64_t|int32_t|uint32_t) ([\w, ]+);", body)
+        for name in line.split(", ")
+    ]
+    assert declared == [name for name, *_ in cuda.Source._fields_]
+    assert [name for name, *_ in cuda.Parameters._fields_] == ["sources"]
+
+
+def run(given: dict[str, Any], count: int, **settings: Any) -> Any:
+    with emulated("sm_90a", count, Settings(**settings)) as machine:
+        return machine.run(SUBJECT, given), [geometry.cluster for geometry in machine.launches]
+
+
+@pytest.mark.compile
+def test_with_splits_a_row_has_its_bits_in_any_batch() -> None:
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, ["v32_d576_h16_b2_n1_k400_splits3"])
+    given = SUBJECT.cases.inputs(case, 1)
+    together, clusters = run(given, 132)
+    assert clusters == [3]
+    alone, _ = run({n: a[1:] if n in ("q", "indices") else a for n, a in given.items()}, 7)
+    for one, of_many in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint8), of_many[1:].view(np.uint8))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("name", "splits", "seed"),
+    [
+        ("v32_d576_h64_b2_n2_k70+130_second_lengths", 2, 1),
+        ("v4_d512_h16_b2_n1_k40+90_second", 2, 2),
+        ("bf16_d576_h64_b1_n1_k520_splits16", 4, 3),
+        ("v32_d576_h16_b2_n2_k150_holes", 1, 4),
+    ],
+)
+def test_no_races(name: str, splits: int, seed: int) -> None:
+    """Buffers come round, clusters merge, and threads are late by chance."""
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
+    assert isinstance(case, DecodeCase)
+    case = replace(case, batch=1, splits=splits)
+    given = SUBJECT.cases.inputs(case, 1)
+    with emulated("sm_90a", 132, Settings("random", seed=seed, races="hardware")) as machine:
+        compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+        assert [geometry.cluster for geometry in machine.launches] == [splits]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["v32_d576_h16_b2_n1_k100", "v4_d512_h8_b1_n3_k130"])
+def test_scales_are_any_numbers(name: str) -> None:
+    """Subnormal, huge, negative and zero ones, exponents 0 and 255, and a NaN whose upper bits are an infinity's."""
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
+    given = SUBJECT.cases.inputs(case, 5)
+    cache, rng = given["k_cache"], np.random.default_rng(0)
+    blocks, page = cache.shape[:2]
+    block, place = divmod(int(given["indices"][0, 0, 3]), page)
+    if given["cache_format"] == "v32_fp8":
+        numbers = np.array([2.0**-126, 1e-41, 3.3e-30, 7.7e9, -2.5, 0.0], np.float32)
+        cache[..., 512:528] = rng.choice(numbers, (blocks, page, 4)).view(np.uint8)
+        cache[block, place, 516:520] = np.array([0x7F800001], np.uint32).view(np.uint8)
+    else:
+        exponents = cache.reshape(blocks, -1)[:, page * 576 :]
+        exponents[:] = rng.choice(np.array([0, 1, 100, 127, 130, 160], np.uint8), exponents.shape)
+        exponents[block, place * 8 + 2] = 255
+    given["sm_scale"] = 1e-12
+    with emulated("sm_90a", 132) as machine:
+        results = machine.results(SUBJECT, given)
+    compare.require(SUBJECT.reports(given, results))
+    assert np.isnan(results["out"][0, 0].astype(np.float32)).all() and np.isfinite(results["lse"]).any()
