@@ -51,7 +51,7 @@ def key_ranges(
         first = kept.to(torch.int32).argmax(-1, keepdim=True)
         last = first + kept.sum(-1, keepdim=True)
         if not torch.compiler.is_compiling() and not _together(kept, first, last):
-            raise UnsupportedError("a padding mask with zeros between a sequence's ones", str(device), "padding at its ends")
+            raise UnsupportedError("a padding mask with zeros between ones", str(device), "padding at the ends")
         starts = first.expand_as(ends)
         ends = torch.minimum(ends, last)
     return torch.stack((starts, ends), -1).to(torch.int32)[:, None]
