@@ -130,6 +130,28 @@ def _selected_keys(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any
     return {"selected scores": found.view(xp.float32)}
 
 
+def _selected_paged_keys(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of paged keys, whose slots become positions again. No block is named twice among those that count."""
+    from ... import paged_indexer_logits
+    from ...ops.paged_indexer_topk.cases import scored_arguments
+
+    tables, page = inputs["block_tables"].astype(xp.int64), inputs["k_cache"].shape[1]
+    slots = outputs["indices"].astype(xp.int64)
+    places = slots
+    if inputs.get("positions", "slot") == "slot":
+        blocks, columns = inputs["k_cache"].shape[0], xp.arange(tables.shape[1])
+        longest = inputs["context_lens"].reshape(len(tables), -1).max(axis=1)
+        used = xp.where(columns * page < longest[:, None], tables, blocks)
+        column = xp.full((len(tables), blocks + 1), -1, xp.int64)
+        xp.put_along_axis(column, used, xp.broadcast_to(columns, tables.shape), axis=1)
+        block = xp.clip(slots, 0, None) // page
+        held = xp.take_along_axis(column, block.reshape(len(tables), -1), axis=1).reshape(slots.shape)
+        places = xp.where((slots >= 0) & (held >= 0), held * page + slots % page, -1)
+    scores = paged_indexer_logits(**scored_arguments(inputs))
+    found = _selected(xp, {"scores": scores}, {"indices": places})["selected scores"]
+    return {"selected scores": found.view(xp.float32)}
+
+
 def _shares(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Rows that sum to 1."""
     return {name: array / xp.maximum(array.sum(axis=-1, keepdims=True), 1e-10) for name, array in outputs.items()}
@@ -138,6 +160,7 @@ def _shares(xp: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> d
 _COMPARABLE: dict[str, Callable[[Any, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
     "topk": _selected,
     "indexer_topk": _selected_keys,
+    "paged_indexer_topk": _selected_paged_keys,
     "attn_dist": _shares,
 }
 """What is compared in the place of outputs that may differ in another way."""
