@@ -164,7 +164,18 @@ def attention(
     expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
     absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
     rows, sink = key[:, 0], getattr(module, "sinks", None)
-    sink = None if sink is None else sink.float()
-    lengths = (indices >= 0).sum(-1, dtype=torch.int32)
-    out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, sm_scale=scaling, topk_length=lengths, attn_sink=sink)
+    options = {
+        "sm_scale": scaling,
+        "topk_length": (indices >= 0).sum(-1, dtype=torch.int32),
+        "attn_sink": None if sink is None else sink.float(),
+    }
+    differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if query.shape[2] <= DECODE_QUERIES and not differentiated and rows.dtype == torch.bfloat16:
+        # The rows of all sequences are one cache of blocks of one key.
+        first = torch.arange(len(rows), device=rows.device, dtype=torch.int32)[:, None, None] * rows.shape[1]
+        slots = torch.where(indices < 0, -1, indices + first)
+        cache = rows.reshape(-1, 1, rows.shape[-1])
+        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **options)
+    else:
+        out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **options)
     return torch.einsum("bshc,hvc->bshv", out, expand_v), None
