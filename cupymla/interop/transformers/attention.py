@@ -1,7 +1,7 @@
 """Absorbed sparse attention in the place of a family's dense attention, and its indexer with our selection.
 
-Classes made here derive from a family's own, keep all parameters, and override three methods: the indexer's `forward`,
-`expand_kv`, which then leaves the latent rows as they are, and nothing else. The attention itself is a function that is
+Classes made here derive from a family's own and keep all parameters. They override the indexer's `forward` and the
+attention's `expand_kv`, which then leaves the latent rows as they are. The attention itself is a function that is
 registered with transformers; `enable` names it in the model's configuration.
 """
 
@@ -15,6 +15,7 @@ import torch
 
 from ...errors import UnsupportedError
 from .. import torch as mla
+from .cache import give_room, joined, whole
 from .families import Family
 from .masks import dense_mask
 
@@ -25,10 +26,18 @@ DECODE_QUERIES = 8
 class _Latents:
     """An attention module whose keys stay the latent rows that its cache holds."""
 
+    layer_idx: int
+
     def expand_kv(self, kv_nope: Any, k_rot: Any) -> tuple[Any, Any]:
         """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512."""
-        rows = torch.cat((kv_nope, k_rot), -1)
+        rows = joined(kv_nope, k_rot)
         return rows, rows[..., :0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The family's own, with room in its layer of the cache."""
+        cache = kwargs.get("cache")
+        give_room(kwargs.get("past_key_values") if cache is None else cache, self.layer_idx)
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 @functools.cache
@@ -53,7 +62,13 @@ def indexer_class(base: type, family: Family) -> type:
         past_key_values: Any = None,
     ) -> Any:
         return _selection(
-            self, family, hidden_states, q_resid, position_embeddings, attention_mask, cache or past_key_values
+            self,
+            family,
+            hidden_states,
+            q_resid,
+            position_embeddings,
+            attention_mask,
+            past_key_values if cache is None else cache,
         )
 
     @torch.no_grad()
@@ -101,7 +116,7 @@ def _selection(
         queries, keys = torch.cat((q_first, q_last), -1), torch.cat((k_first, k_last), -1)
     queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype).squeeze(2)
     if cache is not None:
-        keys = cache.update_indexer(keys, indexer.layer_idx)
+        keys = whole(cache.update_indexer(keys, indexer.layer_idx))
     project = indexer.weights_proj
     weights = project(hidden.to(project.weight.dtype)).float() * (indexer.n_heads**-0.5 * indexer.softmax_scale)
     indices, _ = mla.indexer_topk(
@@ -163,7 +178,7 @@ def attention(
     nope, wide = module.qk_nope_head_dim, module.v_head_dim
     expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
     absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
-    rows, sink = key[:, 0], getattr(module, "sinks", None)
+    rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
     options = {
         "sm_scale": scaling,
         "topk_length": (indices >= 0).sum(-1, dtype=torch.int32),

@@ -1,0 +1,115 @@
+"""Room to grow in transformers' dynamic cache: new rows are written behind the old ones, not into a copy of all.
+
+A layer of the cache keeps its class's behaviour (crop, reorder, offload): its tensors are views of a buffer that is
+larger than them. Kernels get the whole buffer, so the shapes of calls stay the same from step to step, and a further
+call costs the host microseconds. Rows that hold no token are never selected.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+_MARK = "_cupymla_has_room"
+
+STEP = 256
+"""A buffer has room for a multiple of so many tokens."""
+
+
+def give_room(cache: Any, layer_idx: int) -> None:
+    """Let a dynamic layer of a cache grow in place. Without effect on layers of another kind, or that have it."""
+    layers = getattr(cache, "layers", ())
+    if layer_idx < len(layers) and type(layers[layer_idx]).__name__ == "DynamicIndexedLayer":
+        layer = layers[layer_idx]
+        if not hasattr(layer, _MARK):
+            layer.__class__ = _roomy_class(type(layer))
+
+
+def whole(rows: Any) -> Any:
+    """The buffer [B, capacity, d] that rows [B, L, d] are the first L of, or rows themselves.
+
+    What lies behind row L is memory of the same storage: it may be read by nobody.
+    """
+    batch, length, width = rows.shape
+    outer, inner, one = rows.stride()
+    if one != 1 or inner != width or outer % width or outer <= length * width:
+        return rows
+    held = rows.untyped_storage().nbytes() // rows.element_size() - rows.storage_offset()
+    return rows.as_strided((batch, outer // width, width), (outer, width, 1)) if batch * outer <= held else rows
+
+
+def joined(first: Any, last: Any) -> Any:
+    """Two parts of rows as one array: a view where they lie side by side, as a layer with room returns them."""
+    width = first.shape[-1] + last.shape[-1]
+    side_by_side = (
+        first.data_ptr() + first.shape[-1] * first.element_size() == last.data_ptr()
+        and first.stride() == last.stride()
+        and first.stride(-2) == width
+        and first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
+    )
+    if side_by_side and not (first.requires_grad or last.requires_grad):
+        return first.as_strided((*first.shape[:-1], width), first.stride())
+    return torch.cat((first, last), -1)
+
+
+def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
+    """A buffer [B, capacity, d] with room for `fresh` more rows than parts [B, L, ..] have, and L.
+
+    `old` is taken when the parts still are its first rows; whoever replaced them (beam search) gets a new one.
+    """
+    length = parts[0].shape[-2] if parts[0].numel() else 0
+    batch, width = parts[0].shape[0], sum(part.shape[-1] for part in parts)
+    same = old is not None and length and old.shape[0] == batch and parts[0].data_ptr() == old.data_ptr()
+    if same and old.shape[1] >= length + fresh:
+        return old, length
+    room = max(length + fresh, length + length // 2)
+    buffer = parts[0].new_empty(batch, -(-room // STEP) * STEP, width)
+    if length:
+        _put(buffer, parts, 0)
+    return buffer, length
+
+
+def _put(buffer: Any, parts: tuple[Any, ...], at: int) -> None:
+    column = 0
+    for part in parts:
+        buffer[:, at : at + part.shape[-2], column : column + part.shape[-1]] = part
+        column += part.shape[-1]
+
+
+@functools.cache
+def _roomy_class(base: type) -> type:
+    """A `DynamicIndexedLayer` whose rows lie in a buffer with room.
+
+    It derives from the layer's class alone: an object can only change to a class of the same layout.
+    """
+
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if key_states.shape[1] != 1 or (torch.is_grad_enabled() and key_states.requires_grad):
+            found: tuple[Any, Any] = base.update(self, key_states, value_states, *args, **kwargs)  # type: ignore[attr-defined]
+            return found
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        new = key_states[:, 0], value_states[:, 0]
+        buffer, length = _grown(self.__dict__.get("_rows"), (self.keys[:, 0], self.values[:, 0]), new[0].shape[1])
+        _put(buffer, new, length)
+        rows = buffer[:, None, : length + new[0].shape[1]]
+        self._rows = buffer
+        self.keys, self.values = rows[..., : new[0].shape[-1]], rows[..., new[0].shape[-1] :]
+        return self.keys, self.values
+
+    def update_indexer(self: Any, indexer_key_states: Any) -> Any:
+        if not self.is_indexer_initialized:
+            self.lazy_initialization_indexer(indexer_key_states)
+            self.indexer_keys = indexer_key_states[:, :0]
+        new = indexer_key_states.shape[1]
+        buffer, length = _grown(self.__dict__.get("_index_rows"), (self.indexer_keys,), new)
+        _put(buffer, (indexer_key_states,), length)
+        self._index_rows = buffer
+        self.indexer_keys = buffer[:, : length + new]
+        return self.indexer_keys
+
+    body = {"update": update, "update_indexer": update_indexer, _MARK: True}
+    return type(base.__name__, (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
