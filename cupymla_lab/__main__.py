@@ -22,6 +22,7 @@ COMMANDS = {
     "power": ("power", "measure what calls cost in energy"),
     "variance": ("variance", "compare gradients from run to run"),
     "training-step": ("training_step", "time forward and backward with the distribution as one step"),
+    "models": ("models", "time transformers' models alone and with cupymla"),
     "scaling": ("scaling", "time sparse attention over several GPUs"),
     "pages": ("pages", "renew the generated parts of the documentation"),
     "stubs": ("stubs", "write what editors and type checkers read of the public functions"),

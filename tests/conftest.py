@@ -24,6 +24,7 @@ NO_GPU = "needs a CUDA GPU"
 OPTIONAL: dict[str, Callable[[], bool]] = {
     "torch": lambda: importlib.util.find_spec("torch") is not None,
     "jax": lambda: importlib.util.find_spec("jax") is not None,
+    "transformers": lambda: importlib.util.find_spec("transformers") is not None,
     "c++": machine.available,
 }
 

@@ -12,8 +12,9 @@ Nothing of T x L is held: the indexer's selection runs as `indexer_topk`, attent
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +76,13 @@ def enable(model: Any) -> Report:
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, masks.key_ranges)
     replaced = []
     for name, module, family in found:
-        _replace(module, attention.attention_class(type(module)))
         replaced.append(name)
+        if _BEFORE not in module.__dict__:
+            _replace(module, attention.attention_class)
         if module.indexer is not None:
-            _replace(module.indexer, attention.indexer_class(type(module.indexer), family))
             replaced.append(f"{name}.indexer")
+            if _BEFORE not in module.indexer.__dict__:
+                _replace(module.indexer, functools.partial(attention.indexer_class, family=family))
     for config in _configurations(model, found):
         if config._attn_implementation != NAME:
             config._cupymla_attention = config._attn_implementation
@@ -109,10 +112,10 @@ def enabled(model: Any) -> Iterator[Report]:
         disable(model)
 
 
-def _replace(module: Any, kind: type) -> None:
-    if _BEFORE not in module.__dict__:
-        module.__dict__[_BEFORE] = type(module)
-        module.__class__ = kind
+def _replace(module: Any, class_for: Callable[[type], type]) -> None:
+    own: type = type(module)
+    module.__dict__[_BEFORE] = own
+    module.__class__ = class_for(own)
 
 
 def _configurations(model: Any, found: list[Any]) -> list[Any]:
@@ -151,7 +154,7 @@ def _check(name: str, module: Any) -> None:
     """Refuse, by name, what the kernels cannot take: before anything is changed."""
     import torch
 
-    weight = getattr(module.kv_b_proj, "weight", None)
+    weight: Any = getattr(module.kv_b_proj, "weight", None)
     device = "any device" if weight is None else str(weight.device)
 
     def need(holds: bool, what: str, fits: str) -> None:

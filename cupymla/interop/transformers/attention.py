@@ -50,7 +50,6 @@ def attention_class(base: type) -> type:
 def indexer_class(base: type, family: Family) -> type:
     """The class that takes an indexer's place, with the arguments of the family's own `forward`."""
 
-    @torch.no_grad()
     def of_latents(
         self: Any,
         hidden_states: Any,
@@ -71,7 +70,6 @@ def indexer_class(base: type, family: Family) -> type:
             past_key_values if cache is None else cache,
         )
 
-    @torch.no_grad()
     def of_hidden_states(
         self: Any,
         hidden_states: Any,
@@ -85,7 +83,7 @@ def indexer_class(base: type, family: Family) -> type:
         queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
         return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
 
-    forward = of_latents if family.latent_query else of_hidden_states
+    forward = torch.no_grad()(of_latents if family.latent_query else of_hidden_states)
     body = {"forward": forward, "__module__": __name__, "__doc__": base.__doc__}
     return type(base.__name__, (base,), body)
 

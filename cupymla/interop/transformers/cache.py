@@ -24,7 +24,8 @@ def give_room(cache: Any, layer_idx: int) -> None:
     if layer_idx < len(layers) and type(layers[layer_idx]).__name__ == "DynamicIndexedLayer":
         layer = layers[layer_idx]
         if not hasattr(layer, _MARK):
-            layer.__class__ = _roomy_class(type(layer))
+            own: type = type(layer)
+            layer.__class__ = _roomy_class(own)
 
 
 def whole(rows: Any) -> Any:

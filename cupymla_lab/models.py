@@ -1,0 +1,285 @@
+"""What transformers' DSA models cost alone and with `interop.transformers.enable`: training step, prefill, decode step.
+
+    python -m cupymla_lab models --out docs/benchmarks
+
+Random weights at real attention sizes, bfloat16, two layers with dense MLPs. Each row is a process of its own, so one
+that runs out of memory loses itself only. Writes <out>/<gpu>/models.json: milliseconds, the most memory, the error of
+logits and gradients against the model's own code in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cupymla.bench import machine, report
+from cupymla.cli.terminal import exit_with
+
+LAYERS, CHUNK, VOCABULARY, GIB = 2, 1024, 1024, 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is timed.
+
+    Attributes:
+        what: "train" (forward and backward), "prefill" (of a prompt, in chunks), "decode" (one token a sequence behind
+            a prompt), "graph" (the same with a static cache, as a CUDA graph) or "error" (no times).
+        heads, tokens, batch: of attention, of a sequence, sequences.
+        attention: "cupymla", or transformers' own: "sdpa" or "eager".
+        family: the model's type.
+    """
+
+    what: str
+    heads: int
+    tokens: int
+    batch: int = 1
+    attention: str = "cupymla"
+    family: str = "glm_moe_dsa"
+
+    @property
+    def name(self) -> str:
+        """As `--only` finds it."""
+        return f"{self.family}_{self.what}_h{self.heads}_t{self.tokens}_b{self.batch}_{self.attention}"
+
+
+def _beside(what: str, heads: int, tokens: int, batch: int = 1, own: str = "sdpa") -> tuple[Work, Work]:
+    return Work(what, heads, tokens, batch, own), Work(what, heads, tokens, batch)
+
+
+WORKS: tuple[Work, ...] = (
+    *_beside("train", 32, 8192),
+    *_beside("train", 32, 16384),
+    Work("train", 32, 65536),
+    *_beside("prefill", 64, 32768),
+    *_beside("prefill", 64, 131072),
+    *_beside("decode", 64, 2048, own="eager"),
+    *_beside("decode", 64, 32768, own="eager"),
+    Work("decode", 64, 131072),
+    *_beside("decode", 64, 8192, 8, own="eager"),
+    Work("decode", 64, 32768, 8),
+    Work("decode", 64, 32768, 32),
+    Work("graph", 64, 32768),
+    Work("graph", 64, 131072),
+    Work("error", 32, 1024),
+    Work("error", 32, 1024, family="deepseek_v32"),
+    Work("error", 32, 1024, family="hy_v4"),
+)
+
+
+def model_of(work: Work, hidden: int, dtype: Any) -> Any:
+    """The work's model on the GPU: the same weights for every attention."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from cupymla.interop import transformers as dsa
+
+    own = "eager" if work.attention == "cupymla" else work.attention
+    config = AutoConfig.for_model(
+        work.family,
+        hidden_size=hidden,
+        intermediate_size=hidden,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=work.heads,
+        num_key_value_heads=work.heads,
+        vocab_size=VOCABULARY,
+        q_lora_rank=hidden // 2,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        index_topk=2048,
+        index_n_heads=32,
+        index_head_dim=128,
+        mlp_layer_types=["dense"] * LAYERS,
+        first_k_dense_replace=LAYERS,
+        max_position_embeddings=200_000,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=own).to("cuda", dtype)
+    if work.attention == "cupymla":
+        dsa.enable(model)
+    return model
+
+
+def milliseconds(step: Callable[[], object], repeats: int = 5) -> float:
+    """The median of a warm step's wall times."""
+    import torch
+
+    times = []
+    for repeat in range(repeats + 2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        if repeat >= 2:
+            times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def _tokens(work: Work, count: int) -> Any:
+    import torch
+
+    return torch.randint(1, VOCABULARY, (work.batch, count), device="cuda")
+
+
+def _fill(model: Any, cache: Any, work: Work) -> None:
+    for start in range(0, work.tokens, CHUNK):
+        ids = _tokens(work, min(CHUNK, work.tokens - start))
+        model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+
+def measure(work: Work) -> dict[str, Any]:
+    """One row: {"ms"}, or the errors."""
+    import torch
+    from transformers import DynamicCache, StaticCache
+
+    if work.what == "error":
+        return errors(work)
+    model = model_of(work, 1024 if work.what == "train" else 2048, torch.bfloat16)
+    if work.what == "train":
+        ids = _tokens(work, work.tokens)
+
+        def train() -> None:
+            model.zero_grad()
+            model(ids, labels=ids, use_cache=False).loss.backward()
+
+        return {"ms": milliseconds(train)}
+    with torch.no_grad():
+        if work.what == "prefill":
+            _fill(model, DynamicCache(config=model.config), Work("prefill", work.heads, 2 * CHUNK, work.batch))
+            return {"ms": _once(lambda: _fill(model, DynamicCache(config=model.config), work))}
+        static = work.what == "graph"
+        cache = (
+            StaticCache(config=model.config, max_cache_len=work.tokens + 64)
+            if static
+            else DynamicCache(config=model.config)
+        )
+        _fill(model, cache, work)
+        ids = _tokens(work, 1)
+
+        def decode() -> Any:
+            return model(ids, past_key_values=cache, use_cache=True).logits
+
+        if not static:
+            return {"ms": milliseconds(decode)}
+        for _ in range(3):
+            decode()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            decode()
+        return {"ms": milliseconds(graph.replay, 9)}
+
+
+def _once(step: Callable[[], object]) -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+def errors(work: Work) -> dict[str, Any]:
+    """Errors of the model's own bfloat16 and of ours, of float32: logits, and the gradient with the largest ratio."""
+    import torch
+
+    ids = _tokens(work, work.tokens)
+    found = []
+    for attention, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16)):
+        one = Work(work.what, work.heads, work.tokens, work.batch, attention, work.family)
+        model = model_of(one, 1024, torch.bfloat16).to(dtype) if dtype == torch.float32 else model_of(one, 1024, dtype)
+        result = model(ids, labels=ids, use_cache=False)
+        result.loss.backward()
+        grads = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+        found.append((result.logits.detach().float(), grads))
+        del model, result
+    (logits, grads), own, ours = found
+
+    def off(a: Any, b: Any) -> float:
+        return float((a - b).norm() / b.norm())
+
+    ratios = {
+        name: off(ours[1][name], grad) / max(off(own[1][name], grad), 1e-12)
+        for name, grad in grads.items()
+        if float(grad.norm()) > 0
+    }
+    worst = max(ratios, key=lambda name: ratios[name])
+    return {
+        "logits_own": off(own[0], logits),
+        "logits_ours": off(ours[0], logits),
+        "gradient_ratio": ratios[worst],
+        "gradient": worst,
+        "gradient_ratio_median": statistics.median(ratios.values()),
+    }
+
+
+def run_one(text: str) -> None:
+    """Measure a work given as JSON, and print the row as JSON: what a process of its own does."""
+    import torch
+
+    work = Work(**json.loads(text))
+    try:
+        found = measure(work)
+    except torch.OutOfMemoryError:
+        found = {"failed": "out of memory"}
+    found["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
+    print(json.dumps(found))
+
+
+def row_of(work: Work, limit: float) -> dict[str, Any]:
+    """A row, measured by another process within `limit` seconds."""
+    command = [sys.executable, "-m", "cupymla_lab.models", "--one", json.dumps(asdict(work))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        found = json.loads(done.stdout.strip().rpartition("\n")[2]) if done.returncode == 0 else None
+        why = done.stderr.strip().rpartition("\n")[2][:200]
+    except subprocess.TimeoutExpired:
+        found, why = None, f"more than {limit:.0f} s"
+    return {**asdict(work), **(found or {"failed": why})}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; 2 without a GPU."""
+    from cupymla import driver
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder of benchmark files")
+    parser.add_argument("--commit", help="the commit to record (default: ask git)")
+    parser.add_argument("--only", default="", help="regular expression of the rows' names")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of a row")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if not driver.available():
+        print("models are timed on a CUDA GPU, and there is none", file=sys.stderr)
+        return 2
+    if options.one:
+        run_one(options.one)
+        return 0
+    import transformers
+
+    rows = []
+    for work in WORKS:
+        if re.search(options.only, work.name):
+            rows.append(row_of(work, options.limit))
+            known = {**asdict(work)}
+            print(work.name, {name: value for name, value in rows[-1].items() if name not in known}, flush=True)
+    if options.out:
+        content = {"transformers": transformers.__version__, "rows": rows}
+        report.write(options.out, "models", {**machine.provenance(options.commit), **content})
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

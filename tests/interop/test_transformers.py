@@ -1,0 +1,333 @@
+"""transformers' DSA families with cupymla in the place of their own attention: the installed package, on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from cupymla.errors import UnsupportedError  # noqa: E402
+from cupymla.interop import transformers as dsa  # noqa: E402
+from cupymla.interop.transformers import cache as room  # noqa: E402
+from cupymla.interop.transformers import families, masks  # noqa: E402
+
+VOCABULARY, TOKENS = 97, 24
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "index_n_heads": 4,
+    "index_head_dim": 128,
+    "mlp_layer_types": ["dense"] * 2,
+    "first_k_dense_replace": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+
+OWN: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
+    "hy_v4": {},
+    # A layer that shares keys and runs its own indexer, and one without RoPE.
+    "mistral_large4_text": {
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["dense"] * 3,
+        "kv_source_layers": [0, 1, 1],
+        "no_rope_layers": [0, 1, 1],
+        "indexer_types": ["full", "full", "shared"],
+    },
+    "dots3_note_text": {
+        "layer_types": ["sliding_attention", "indexed_attention"],
+        "sliding_window": 8,
+        "swa_kv_lora_rank": 64,
+        "swa_q_lora_rank": 32,
+        "swa_head_dim": 96,
+        "swa_qk_rope_head_dim": 64,
+        "swa_qk_nope_head_dim": 32,
+        "swa_v_head_dim": 32,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+    },
+}
+"""What each family wants beside SIZES."""
+
+HERE = [family for family in OWN if family in transformers.CONFIG_MAPPING]
+"""Families that the installed version has: all of them from 5.24 on."""
+
+
+def model_of(family: str, dtype: Any = torch.bfloat16, topk: int = 64, **options: Any) -> Any:
+    """A model with the weights of all models of its family and topk."""
+    config = transformers.AutoConfig.for_model(family, **SIZES | OWN[family] | {"index_topk": topk} | options)
+    torch.manual_seed(0)
+    kind = transformers.AutoModel if family == "mistral_large4_text" else transformers.AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Larger than they start, so that attention is no average; rounded, so that every dtype has the same.
+            parameter.mul_(3 if parameter.ndim > 1 else 1).copy_(parameter.bfloat16())
+    return model.to(dtype).eval()
+
+
+def tokens(batch: int = 2, count: int = TOKENS) -> Any:
+    """Tokens, none of them padding."""
+    return torch.randint(1, VOCABULARY, (batch, count), generator=torch.Generator().manual_seed(1))
+
+
+def states(model: Any, ids: Any, **options: Any) -> Any:
+    """Logits, or the hidden states of a model without a head."""
+    found = model(ids, **{"use_cache": False} | options)
+    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+
+
+@pytest.mark.parametrize("family", HERE)
+def test_errors_are_at_most_twice_those_of_the_own_code(family: str) -> None:
+    """Of logits and of every gradient, against float32: absorbed queries round elsewhere, not more.
+
+    Fewer than 32 numbers may be lucky on either side: they get 2^-6 of their norm.
+    """
+    ids = tokens()
+    models = model_of(family, torch.float32), model_of(family), model_of(family)
+    dsa.enable(models[2])
+    found = []
+    for model in models:
+        output = states(model, ids)
+        output.float().pow(3).mean().backward()
+        found.append(output.detach().float())
+    exact, own, ours = found
+    assert (ours - exact).norm() <= 2 * (own - exact).norm()
+    assert (ours - exact).abs().max() <= 2 * (own - exact).abs().max()
+    compared = 0
+    named = [list(model.named_parameters()) for model in models]
+    for (name, one), (_, two), (_, three) in zip(*named, strict=True):
+        if ".indexer." in name:
+            assert three.grad is None, "indexers run without gradients, as the family's own"
+            continue
+        norm = one.grad.norm()
+        slack = 2**-6 * norm if one.numel() < 32 else 0
+        assert (three.grad - one.grad).norm() <= 2 * (two.grad - one.grad).norm() + slack, name
+        compared += bool(norm > 0)
+    assert compared > 10
+
+
+@pytest.mark.parametrize("family", HERE)
+def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
+    """On the same projections; keys whose scores are within 1e-4 of the last selected one may differ."""
+    model = model_of(family, topk=6)
+    attention = next(m for m in model.modules() if getattr(m, "indexer", None) is not None)
+    indexer, mine = attention.indexer, copy.deepcopy(attention.indexer)
+    mine.__class__ = _replaced(model, type(indexer))
+    hidden = torch.randn(2, TOKENS, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    latent = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    positions = torch.arange(TOKENS)[None]
+    rotary = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
+    layered = {"layer_type": "indexed_attention"} if family == "dots3_note_text" else {}
+    embeddings = rotary(hidden, positions, **layered)
+    given = (hidden, latent, embeddings) if family != "mistral_large4_text" else (hidden, embeddings)
+    padding = torch.ones(2, TOKENS, dtype=torch.bool)
+    padding[0, :5] = False
+    ranges = masks.key_ranges(2, TOKENS, TOKENS, attention_mask=padding)
+    seen = masks.dense_mask(ranges, TOKENS)
+    scores = []
+    topk = torch.Tensor.topk
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "topk", lambda x, *a, **k: (scores.append(x), topk(x, *a, **k))[1])
+        own = indexer(*given, seen[:, 0], positions)
+    ours = mine(*given, ranges[:, 0], positions)
+    (scores,) = scores
+    for row in torch.cartesian_prod(torch.arange(2), torch.arange(TOKENS)).tolist():
+        visible = set(seen[row[0], 0, row[1]].nonzero().flatten().tolist())
+        a, b = visible & set(own[*row].tolist()), set(ours[*row].tolist()) - {-1}
+        assert len(b) == min(6, len(visible)) and b <= visible
+        last = scores[*row][sorted(a)].min() if a else 0
+        assert all(abs(scores[*row][key] - last) <= 1e-4 * abs(last) for key in a ^ b)
+
+
+def _replaced(model: Any, kind: type) -> type:
+    with dsa.enabled(copy.deepcopy(model)) as report:
+        assert report.replaced
+        model = copy.deepcopy(model)
+        dsa.enable(model)
+        return next(type(m) for m in model.modules() if type(m) is not kind and type(m).__mro__[1] is kind)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(side: str) -> None:
+    """A padded sequence has the logits of the sequence alone."""
+    model = model_of("glm_moe_dsa")
+    dsa.enable(model)
+    ids, kept = tokens(), torch.ones(2, TOKENS, dtype=torch.long)
+    real = slice(5, None) if side == "left" else slice(0, TOKENS - 5)
+    kept[0] = 0
+    kept[0, real] = 1
+    positions = (kept.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        padded = states(model, ids, attention_mask=kept, position_ids=positions)
+        alone = states(model, ids[:1, real])
+        whole = states(model, ids[1:])
+    torch.testing.assert_close(padded[:1, real], alone)
+    torch.testing.assert_close(padded[1:], whole)
+
+
+@pytest.mark.parametrize("family", HERE)
+def test_prefill_in_chunks_and_decode_are_the_whole_forward(family: str) -> None:
+    """Through a dynamic cache that is filled by 8, then 1 token at a time, then cropped and filled again."""
+    model = model_of(family, topk=6)
+    dsa.enable(model)
+    ids = tokens()
+    argument = "cache" if family == "mistral_large4_text" else "past_key_values"
+    with torch.no_grad():
+        whole = states(model, ids)
+        cache = transformers.DynamicCache(config=model.config)
+
+        def part(start: int, end: int) -> Any:
+            return states(model, ids[:, start:end], **{argument: cache, "use_cache": True})
+
+        parts = [part(0, 8), part(8, 16), *(part(at, at + 1) for at in range(16, TOKENS))]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=0.02, rtol=0.02)
+        assert cache.get_seq_length() == TOKENS
+        if family != "dots3_note_text":  # whose sliding layer has forgotten by then
+            cache.crop(-6)
+            torch.testing.assert_close(part(TOKENS - 6, TOKENS), whole[:, -6:], atol=0.02, rtol=0.02)
+
+
+def test_a_cache_grows_in_place() -> None:
+    """So calls of later steps have the shapes of the first, and nothing is copied."""
+    model = model_of("glm_moe_dsa")
+    dsa.enable(model)
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        states(model, tokens(count=3), past_key_values=cache, use_cache=True)
+        states(model, tokens(count=1), past_key_values=cache, use_cache=True)
+        layer = cache.layers[0]
+        before = layer.keys.data_ptr(), layer.indexer_keys.data_ptr()
+        states(model, tokens(count=1), past_key_values=cache, use_cache=True)
+    assert (layer.keys.data_ptr(), layer.indexer_keys.data_ptr()) == before
+    assert layer.keys.shape[-2] == layer.indexer_keys.shape[1] == 5
+    assert room.whole(layer.indexer_keys).shape == (2, room.STEP, 128)
+    # A cache whose tensors somebody replaced goes on with what they hold.
+    cache.reorder_cache(torch.tensor([1, 1]))
+    with torch.no_grad():
+        after = states(model, tokens(1, 1).expand(2, 1), past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(after[0], after[1])
+
+
+def test_generate_with_dynamic_and_static_caches() -> None:
+    """Greedy tokens are those that the own code picks, wherever it has a clear favourite."""
+    ids = tokens()
+    exact, own, ours = model_of("glm_moe_dsa", torch.float32), model_of("glm_moe_dsa"), model_of("glm_moe_dsa")
+    dsa.enable(ours)
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    dynamic = ours.generate(ids, **options)
+    assert torch.equal(dynamic, ours.generate(ids, cache_implementation="static", **options))
+    with torch.no_grad():
+        logits = states(exact, dynamic)[:, TOKENS - 1 : -1]
+        error = 2 * (states(own, dynamic)[:, TOKENS - 1 : -1] - logits).abs().max()
+    chosen = logits.gather(-1, dynamic[:, TOKENS:, None])[..., 0]
+    assert (logits.amax(-1) - chosen <= 2 * error).all()
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    model = model_of("glm_moe_dsa").train()
+    dsa.enable(model)
+
+    def gradients() -> list[Any]:
+        model.zero_grad()
+        states(model, tokens()).float().pow(2).mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    plain = gradients()
+    model.gradient_checkpointing_enable()
+    for one, two in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_disable_gives_the_model_back() -> None:
+    """Its classes, its attention, its weights and their names; and so does the end of `enabled`."""
+    model = model_of("deepseek_v32")
+    kinds, names = [type(m) for m in model.modules()], list(model.state_dict())
+    with torch.no_grad():
+        before = states(model, tokens())
+        with dsa.enabled(model) as report:
+            assert list(model.state_dict()) == names
+            assert [type(m) for m in model.modules()] != kinds
+            assert dsa.enable(model) == report, "enabling twice is enabling once"
+            assert "self_attn.indexer" in str(report)
+        assert [type(m) for m in model.modules()] == kinds
+        assert model.config._attn_implementation == "eager"
+        assert torch.equal(states(model, tokens()), before)
+        dsa.disable(model)
+        twin = copy.deepcopy(model)
+        dsa.enable(twin)
+        assert [type(m) for m in model.modules()] == kinds
+
+
+def test_layers_without_a_selection_are_left_alone() -> None:
+    if "dots3_note_text" not in HERE:
+        pytest.skip("this transformers has no family with such layers")
+    report = dsa.enable(model_of("dots3_note_text"))
+    assert report.left == {"model.layers.0.self_attn": "a layer without a selection: it runs as transformers' SDPA"}
+    assert "left alone: model.layers.0.self_attn" in str(report)
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [
+        ({"dtype": torch.float32}, "torch.float32 weights"),
+        ({"kv_lora_rank": 256}, "kv_lora_rank=256"),
+        ({"index_head_dim": 96}, "index_head_dim=96"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_changes(options: dict[str, Any], what: str) -> None:
+    model = model_of("glm_moe_dsa", **options)
+    kinds = [type(m) for m in model.modules()]
+    with pytest.raises(UnsupportedError, match=what):
+        dsa.enable(model)
+    assert [type(m) for m in model.modules()] == kinds and model.config._attn_implementation == "eager"
+
+
+def test_other_models_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")}
+    config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=2, **small)
+    llama = transformers.LlamaForCausalLM(config)
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM.*deepseek_v32, glm_moe_dsa"):
+        dsa.enable(llama)
+    monkeypatch.setattr(dsa, "VERSIONS", ((5, 1), (5, 2)))
+    with pytest.raises(UnsupportedError, match=rf"transformers {transformers.__version__} .*transformers 5\.1 to 5\.2"):
+        dsa.enable(model_of("glm_moe_dsa"))
+
+
+def test_calls_that_it_cannot_serve_are_refused() -> None:
+    """Attention weights as outputs, dropped weights, packed sequences, masks with holes, masks of one's own."""
+    model, ids = model_of("glm_moe_dsa", attention_dropout=0.5), tokens()
+    dsa.enable(model)
+    with pytest.raises(UnsupportedError, match="output_attentions"):
+        model(ids, output_attentions=True)
+    with pytest.raises(UnsupportedError, match=r"attention_dropout=0\.5"):
+        model.train()(ids)
+    model.eval()
+    packed = torch.cat((torch.arange(10), torch.arange(TOKENS - 10)))[None].expand(2, -1)
+    with pytest.raises(UnsupportedError, match="packed sequences"):
+        model(ids, position_ids=packed, use_cache=False)
+    holes = torch.ones(2, TOKENS, dtype=torch.long)
+    holes[0, 7] = 0
+    with pytest.raises(UnsupportedError, match="zeros between ones"):
+        model(ids, attention_mask=holes)
+    with pytest.raises(UnsupportedError, match="a mask of one's own"):
+        model(ids, attention_mask=torch.zeros(2, 1, TOKENS, TOKENS))
+
+
+def test_the_table_names_each_family_once() -> None:
+    assert len({family.attention for family in families.FAMILIES}) == len(families.FAMILIES)
