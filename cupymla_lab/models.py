@@ -2,18 +2,16 @@
 
     python -m cupymla_lab models --out docs/benchmarks
 
-Random weights at real attention sizes, bfloat16, two layers with dense MLPs. Each row is a process of its own, so one
-that runs out of memory loses itself only. Writes <out>/<gpu>/models.json: milliseconds, the most memory, the error of
-logits and gradients against the model's own code in float32.
+Random weights at real attention sizes, bfloat16, two layers with dense MLPs. Writes <out>/<gpu>/models.json:
+milliseconds, the most memory, the error of logits and gradients against the model's own code in float32.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -225,29 +223,20 @@ def errors(work: Work) -> dict[str, Any]:
     }
 
 
-def run_one(text: str) -> None:
-    """Measure a work given as JSON, and print the row as JSON: what a process of its own does."""
+def row_of(work: Work) -> dict[str, Any]:
+    """A measured row, or why there is none."""
     import torch
 
-    work = Work(**json.loads(text))
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     try:
         found = measure(work)
     except torch.OutOfMemoryError:
         found = {"failed": "out of memory"}
-    found["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
-    print(json.dumps(found))
-
-
-def row_of(work: Work, limit: float) -> dict[str, Any]:
-    """A row, measured by another process within `limit` seconds."""
-    command = [sys.executable, "-m", "cupymla_lab.models", "--one", json.dumps(asdict(work))]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        found = json.loads(done.stdout.strip().rpartition("\n")[2]) if done.returncode == 0 else None
-        why = done.stderr.strip().rpartition("\n")[2][:200]
-    except subprocess.TimeoutExpired:
-        found, why = None, f"more than {limit:.0f} s"
-    return {**asdict(work), **(found or {"failed": why})}
+    except Exception as error:
+        found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {**asdict(work), **found, "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -258,21 +247,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of benchmark files")
     parser.add_argument("--commit", help="the commit to record (default: ask git)")
     parser.add_argument("--only", default="", help="regular expression of the rows' names")
-    parser.add_argument("--limit", type=float, default=120, help="seconds of a row")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not driver.available():
         print("models are timed on a CUDA GPU, and there is none", file=sys.stderr)
         return 2
-    if options.one:
-        run_one(options.one)
-        return 0
     import transformers
 
     rows = []
     for work in WORKS:
         if re.search(options.only, work.name):
-            rows.append(row_of(work, options.limit))
+            rows.append(row_of(work))
             known = {**asdict(work)}
             print(work.name, {name: value for name, value in rows[-1].items() if name not in known}, flush=True)
     if options.out:

@@ -140,19 +140,24 @@ def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
     padding[0, :5] = False
     ranges = masks.key_ranges(2, TOKENS, TOKENS, attention_mask=padding)
     seen = masks.dense_mask(ranges, TOKENS)
-    scores = []
+    scores: list[Any] = []
     topk = torch.Tensor.topk
+
+    def noted(given: Any, *options: Any, **named: Any) -> Any:
+        scores.append(given)
+        return topk(given, *options, **named)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "topk", lambda x, *a, **k: (scores.append(x), topk(x, *a, **k))[1])
+        patch.setattr(torch.Tensor, "topk", noted)
         own = indexer(*given, seen[:, 0], positions)
     ours = mine(*given, ranges[:, 0], positions)
-    (scores,) = scores
+    (table,) = scores
     for row in torch.cartesian_prod(torch.arange(2), torch.arange(TOKENS)).tolist():
         visible = set(seen[row[0], 0, row[1]].nonzero().flatten().tolist())
         a, b = visible & set(own[*row].tolist()), set(ours[*row].tolist()) - {-1}
         assert len(b) == min(6, len(visible)) and b <= visible
-        last = scores[*row][sorted(a)].min() if a else 0
-        assert all(abs(scores[*row][key] - last) <= 1e-4 * abs(last) for key in a ^ b)
+        last = table[*row][sorted(a)].min() if a else 0
+        assert all(abs(table[*row][key] - last) <= 1e-4 * abs(last) for key in a ^ b)
 
 
 def _replaced(model: Any, kind: type) -> type:

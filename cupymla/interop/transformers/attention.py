@@ -23,6 +23,16 @@ DECODE_QUERIES = 8
 """Up to so many queries of a sequence, attention without gradients runs as decode."""
 
 
+_COUNT = "_cupymla_count"
+"""Attribute of a selection: how many of each row's ids count. Layers that share the selection find it there."""
+
+
+def _count(indices: Any) -> Any:
+    """How many ids of each row count; worked out anew of a selection that came through checkpointing or a compiler."""
+    known = getattr(indices, _COUNT, None)
+    return (indices >= 0).sum(-1, dtype=torch.int32) if known is None else known
+
+
 class _Latents:
     """An attention module whose keys stay the latent rows that its cache holds."""
 
@@ -117,7 +127,7 @@ def _selection(
         keys = whole(cache.update_indexer(keys, indexer.layer_idx))
     project = indexer.weights_proj
     weights = project(hidden.to(project.weight.dtype)).float() * (indexer.n_heads**-0.5 * indexer.softmax_scale)
-    indices, _ = mla.indexer_topk(
+    indices, count = mla.indexer_topk(
         queries,
         keys,
         weights,
@@ -125,6 +135,7 @@ def _selection(
         starts=ranges[..., 0].contiguous(),
         ends=ranges[..., 1].contiguous(),
     )
+    setattr(indices, _COUNT, count)
     return indices
 
 
@@ -179,14 +190,16 @@ def attention(
     rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
     options = {
         "sm_scale": scaling,
-        "topk_length": (indices >= 0).sum(-1, dtype=torch.int32),
+        "topk_length": _count(indices),
         "attn_sink": None if sink is None else sink.float(),
     }
     differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
     if query.shape[2] <= DECODE_QUERIES and not differentiated and rows.dtype == torch.bfloat16:
         # The rows of all sequences are one cache of blocks of one key.
-        first = torch.arange(len(rows), device=rows.device, dtype=torch.int32)[:, None, None] * rows.shape[1]
-        slots = torch.where(indices < 0, -1, indices + first)
+        slots = indices
+        if len(rows) > 1:
+            first = torch.arange(len(rows), device=rows.device, dtype=torch.int32)[:, None, None] * rows.shape[1]
+            slots = torch.where(indices < 0, -1, indices + first)
         cache = rows.reshape(-1, 1, rows.shape[-1])
         out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **options)
     else:

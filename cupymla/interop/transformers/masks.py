@@ -54,7 +54,8 @@ def key_ranges(
             raise UnsupportedError("a padding mask with zeros between ones", str(device), "padding at the ends")
         starts = first.expand_as(ends)
         ends = torch.minimum(ends, last)
-    return torch.stack((starts, ends), -1).to(torch.int32)[:, None]
+    # Each of the two lies contiguous, as kernels want them.
+    return torch.stack((starts, ends)).to(torch.int32).permute(1, 2, 0)[:, None]
 
 
 def _together(kept: Any, first: Any, last: Any) -> bool:
