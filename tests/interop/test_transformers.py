@@ -274,8 +274,8 @@ def test_disable_gives_the_model_back() -> None:
         assert model.config._attn_implementation == "eager"
         assert torch.equal(states(model, tokens()), before)
         dsa.disable(model)
-        twin = copy.deepcopy(model)
-        dsa.enable(twin)
+        copied = copy.deepcopy(model)
+        dsa.enable(copied)
         assert [type(m) for m in model.modules()] == kinds
 
 
