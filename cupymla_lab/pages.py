@@ -189,6 +189,18 @@ def models() -> str:
     return report.marked_table("models", heading, ["work", "transformers alone", "with cupymla", "faster"], cells)
 
 
+def _of_models(what: str, heads: int, tokens: int) -> list[str]:
+    """A row of the README's table: two layers of a model of transformers, with cupymla and alone."""
+    file = newest("models")
+    assert file is not None
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    of = [row for row in rows if (row["what"], row["heads"], row["tokens"], row["batch"]) == (what, heads, tokens, 1)]
+    (own,) = (row for row in of if row["attention"] != "cupymla")
+    (ours,) = (row for row in of if row["attention"] == "cupymla")
+    problem = f"two layers of GLM-5's shape in transformers, {_WORDS[what]}, {tokens} tokens"
+    return [problem, _cost(ours), f"transformers alone: {_cost(own)}", f"{own['ms'] / ours['ms']:.2f}x"]
+
+
 _WORDS = {
     "train": "training step",
     "prefill": "prefill in chunks of 1024",
@@ -254,6 +266,7 @@ def comparison() -> str:
         ]
         for one in found
     ]
+    rows += _of_models("train", 32, 8192), _of_models("prefill", 64, 131072)
     columns = ["problem", "cupymla", "measured beside it", "cupymla's speed"]
     return report.marked_table("peers", f"{where}.", columns, rows)
 
