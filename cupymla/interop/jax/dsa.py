@@ -32,11 +32,10 @@ LATENT = 512
 INDEX_GROUP = 128
 """Channels of an index key, which share a scale in fp8."""
 
-FP8_ROW = INDEX_GROUP + 4
-"""Bytes of an index key in an fp8 cache."""
-
 _TESTED = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
 _HALVES = "apply_rotary_pos_emb"
+Index = tuple[Any, Any, Any]
+"""Index queries [B, S, H, 128], keys [B, S, 128] and weights [B, S, H] of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def empty_cache(blocks: int, page: int, *, rotated: int = 64, index: str | None 
         raise InputError("index", '"bfloat16", "fp8" or None', repr(index), operator="dsa.empty_cache")
     if index is None:
         return Cache(latents, None)
-    row, dtype = (FP8_ROW, jnp.uint8) if index == "fp8" else (INDEX_GROUP, jnp.bfloat16)
+    row, dtype = (INDEX_GROUP + 4, jnp.uint8) if index == "fp8" else (INDEX_GROUP, jnp.bfloat16)
     return Cache(latents, jnp.zeros((blocks, page, row), dtype))
 
 
@@ -175,24 +174,20 @@ def layer(
     new_keys = None if cache is None else cache.keys
     if indices is None:
         # Gradients end before the operator: the selection is integers.
-        given = jax.lax.stop_gradient((params, hidden, latent_q))
-        query, key, weights = _index(*given, rotary, conventions)
+        fixed, states, latent = jax.lax.stop_gradient((params, hidden, latent_q))
+        index = _index(fixed, states, latent, rotary, conventions)
         if cache is None:
-            indices = _select(query, key, weights, conventions, context_axis)
+            indices = _select(index, conventions, context_axis)
         else:
-            indices, new_keys = _select_paged(
-                query, key, weights, conventions, cache.keys, slots, block_tables, context_lens
-            )
+            indices, new_keys = _select_paged(index, conventions, cache.keys, slots, block_tables, context_lens)
     options = {
         "sm_scale": conventions.scale,
         "topk_length": (indices >= 0).sum(-1, dtype=jnp.int32),
         "attn_sink": params["sinks"].astype(jnp.float32) if "sinks" in params else None,
     }
-    new = None
     if cache is not None:
-        written = _write(cache.latents, rows, slots)
-        new = Cache(written, new_keys)
-        attended = _run("sparse_mla_decode", absorbed, written, indices, cache_format="bf16", **options)[0]
+        cache = Cache(_write(cache.latents, rows, slots), new_keys)
+        attended = _run("sparse_mla_decode", absorbed, cache.latents, indices, cache_format="bf16", **options)[0]
     elif context_axis is not None:
         attended = parallel.sparse_mla_fwd(absorbed, rows, indices, axis_name=context_axis, **options)[0]
     else:
@@ -204,7 +199,7 @@ def layer(
     if heads_axis is not None:
         out = jax.lax.psum(out, heads_axis)
     bias = params.get("o_proj.bias")
-    return out if bias is None else out + bias.astype(out.dtype), indices, new
+    return out if bias is None else out + bias.astype(out.dtype), indices, cache
 
 
 def _run(name: str, *arrays: Any, **options: Any) -> Any:
@@ -214,14 +209,14 @@ def _run(name: str, *arrays: Any, **options: Any) -> Any:
 def _require_together(cache: Any, block_tables: Any, context_lens: Any, context_axis: Any) -> None:
     for name, value in (("block_tables", block_tables), ("context_lens", context_lens)):
         if (value is None) != (cache is None):
-            expected, got = ("None", "an array") if cache is None else ("an array", "None")
-            raise InputError(name, f"{expected} {'without' if cache is None else 'with'} a cache", got, operator="dsa")
+            expected, got = ("None without a cache", "an array") if cache is None else ("an array with a cache", "None")
+            raise InputError(name, expected, got, operator="dsa")
     if cache is not None and context_axis is not None:
         raise InputError("context_axis", "None with a cache", repr(context_axis), operator="dsa")
 
 
 def _widths(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Channels of a head's key without rotation, and of its value, from the sums over heads that the layouts have."""
+    """Channels of a head's key without rotation, and of its value; shapes of parameters have these times heads."""
     rotated = params["kv_a_proj_with_mqa.weight"].shape[0] - LATENT
     values = params["o_proj.weight"].shape[1]
     keys = params["kv_b_proj.weight"].shape[0] - values
@@ -251,8 +246,7 @@ def _rotate(x: Any, rotary: tuple[Any, Any], interleaved: bool) -> Any:
     return jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1).astype(x.dtype)
 
 
-def _index(params: Any, hidden: Any, latent_q: Any, rotary: Any, conventions: Conventions) -> tuple[Any, Any, Any]:
-    """Index queries [B, S, H, 128], keys [B, S, 128] and weights [B, S, H] of the tokens."""
+def _index(params: Any, hidden: Any, latent_q: Any, rotary: Any, conventions: Conventions) -> Index:
     rotated = params["kv_a_proj_with_mqa.weight"].shape[0] - LATENT
     project, scale, shift = (params[f"indexer.{n}"] for n in ("weights_proj.weight", "k_norm.weight", "k_norm.bias"))
     width = scale.shape[0]
@@ -270,8 +264,8 @@ def _index(params: Any, hidden: Any, latent_q: Any, rotary: Any, conventions: Co
     return turned[0], turned[1][:, :, 0], weights * (project.shape[0] ** -0.5 * width**-0.5)
 
 
-def _select(query: Any, key: Any, weights: Any, conventions: Conventions, axis: str | None) -> Any:
-    start, scales = 0, {}
+def _select(index: Index, conventions: Conventions, axis: str | None) -> Any:
+    (query, key, weights), start, scales = index, 0, {}
     if axis is not None:
         start, key = jax.lax.axis_index(axis) * query.shape[1], jax.lax.all_gather(key, axis, axis=1, tiled=True)
     if conventions.index_fp8:
@@ -283,20 +277,13 @@ def _select(query: Any, key: Any, weights: Any, conventions: Conventions, axis: 
 
 
 def _select_paged(
-    query: Any,
-    key: Any,
-    weights: Any,
-    conventions: Conventions,
-    keys: Any,
-    slots: Any,
-    block_tables: Any,
-    context_lens: Any,
+    index: Index, conventions: Conventions, keys: Any, slots: Any, block_tables: Any, context_lens: Any
 ) -> tuple[Any, Any]:
     if keys is None or conventions.index_fp8 != (keys.dtype == jnp.uint8):
         got = "None" if keys is None else keys.dtype.name
         expected = "uint8 with index_fp8" if conventions.index_fp8 else "bfloat16 without index_fp8"
         raise InputError("cache.keys", expected, got, operator="dsa")
-    scales = {}
+    (query, key, weights), scales = index, {}
     if conventions.index_fp8:
         keys = _run("indexer_k_quant_and_cache", key.reshape(-1, key.shape[-1]), keys, slots)
         query, q_scale = _run("quantize_fp8", query, group=INDEX_GROUP)
