@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cupymla.interop import jax as mla
-from cupymla.interop.jax import parallel
+from cupymla.interop.jax import dsa, parallel
 
 DEVICES = 4
 UNIT = 2.0**-8
@@ -258,6 +258,50 @@ def scaling() -> None:
     assert [row["devices"] for row in rows] == [1, 2] and rows[0]["speedup"] == 1
 
 
+def dsa_layer() -> None:
+    """Outputs and gradients of a DSA layer whose tokens, or attention heads, are spread over four devices."""
+    rng, tokens, heads, nope, wide = np.random.default_rng(7), 16, 4, 16, 24
+    shapes = {"q_a_proj": (32, 48), "q_b_proj": (heads * (nope + 64), 32), "kv_a_proj_with_mqa": (576, 48)}
+    shapes |= {"kv_b_proj": (heads * (nope + wide), 512), "o_proj": (48, heads * wide)}
+    shapes |= {"indexer.wq_b": (2 * 128, 32), "indexer.wk": (128, 48), "indexer.weights_proj": (2, 48)}
+    made = {f"{name}.weight": rng.standard_normal(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
+    made |= {"q_a_layernorm.weight": np.ones(32), "kv_a_layernorm.weight": np.ones(512)}
+    made |= {"indexer.k_norm.weight": np.ones(128), "indexer.k_norm.bias": np.zeros(128), "sinks": np.ones(heads)}
+    params = {name: jnp.asarray(array, jnp.bfloat16) for name, array in made.items()}
+    hidden, slope = (jnp.asarray(rng.standard_normal((2, tokens, 48)), jnp.bfloat16) for _ in range(2))
+    angles = dsa.rotary(jnp.arange(tokens)[None].repeat(2, 0), 10000.0 ** -(np.arange(32) / 32))
+    conventions = dsa.conventions("deepseek_v32", topk=5, scale=0.1)
+
+    def results(attention: Any) -> Any:
+        def outputs(params: Any, hidden: Any) -> Any:
+            out, indices = attention(params, hidden, angles)
+            return (out.astype(jnp.float32) * slope).sum(), (out, indices)
+
+        (_, kept), grads = jax.jit(jax.value_and_grad(outputs, (0, 1), has_aux=True))(params, hidden)
+        return kept, grads
+
+    def layer(params: Any, hidden: Any, angles: Any, **options: Any) -> Any:
+        return dsa.layer(params, hidden, angles, conventions, **options)[:2]
+
+    (out, indices), grads = results(layer)
+    rows, first, last = jax.P(None, "axis"), jax.P("axis"), jax.P(None, "axis")
+    by_head = {"q_b_proj.weight": first, "kv_b_proj.weight": first, "sinks": first, "o_proj.weight": last}
+    for option, spec, inputs in (
+        ("context_axis", {name: jax.P() for name in params}, rows),
+        ("heads_axis", {name: by_head.get(name, jax.P()) for name in params}, jax.P()),
+    ):
+        mesh = jax.make_mesh((DEVICES,), ("axis",), axis_types=(jax.sharding.AxisType.Auto,))
+        body = functools.partial(layer, **{option: "axis"})
+        spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, inputs, inputs), out_specs=(inputs, inputs))
+        (out_4, indices_4), grads_4 = results(spread)
+        np.testing.assert_array_equal(np.asarray(indices_4), np.asarray(indices))
+        # Shares of each device are rounded to bfloat16 before they are added.
+        pairs = [(out_4, out), *zip(jax.tree.leaves(grads_4), jax.tree.leaves(grads), strict=True)]
+        for many, whole in pairs:
+            four, one = np.asarray(many, np.float32), np.asarray(whole, np.float32)
+            assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (option, one.shape)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "plain": lambda: compare((), {}),
     "causal": lambda: compare((), {"causal": True, "q_start": 16, "k_stride": 2}),
@@ -269,6 +313,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "explicit_problems": explicit_problems,
     "explicit_outside": explicit_outside,
     "scaling": scaling,
+    "dsa_layer": dsa_layer,
     "gpus": forward_on_gpus,
 }
 

@@ -29,6 +29,12 @@ def array(tensor: Any) -> jax.Array:
     return jnp.asarray(tensor.detach().float().numpy(), jnp.bfloat16 if "bfloat16" in str(tensor.dtype) else None)
 
 
+def keep(kept: list[Any], value: Any, result: Any) -> Any:
+    """The result, with the value kept."""
+    kept.append(value)
+    return result
+
+
 @functools.cache
 def problem(family: str) -> SimpleNamespace:
     """A module of transformers in float32 and in bfloat16, with bfloat16's weights, and the same as JAX arrays."""
@@ -75,9 +81,9 @@ def problem(family: str) -> SimpleNamespace:
         given = hidden.detach().clone().to(dtype).requires_grad_()
         selected: list[Any] = []
         scores.clear()
-        hook = module.indexer.register_forward_hook(lambda m, i, o: selected.append(o) or selection)
+        hook = module.indexer.register_forward_hook(lambda m, i, o: keep(selected, o, selection))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "topk", lambda x, *a, **k: scores.append(x) or select(x, *a, **k))
+            patch.setattr(torch.Tensor, "topk", lambda x, *a, **k: keep(scores, x, select(x, *a, **k)))
             out = module(given, embedding(given, positions), mask.to(dtype), position_ids=positions)[0]
         hook.remove()
         out.backward(slope.to(dtype))
