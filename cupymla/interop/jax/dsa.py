@@ -26,11 +26,8 @@ from .functions import public
 
 __all__ = ["Cache", "Conventions", "conventions", "empty_cache", "layer", "rotary"]
 
-LATENT = 512
-"""Channels of a latent row, which are its value too."""
-
-INDEX_GROUP = 128
-"""Channels of an index key, which share a scale in fp8."""
+LATENT, INDEX = 512, 128
+"""Channels of a latent row, which are its value too; of an index key, which share a scale in fp8."""
 
 _TESTED = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
 _HALVES = "apply_rotary_pos_emb"
@@ -105,13 +102,12 @@ def rotary(positions: Any, frequencies: Any, factor: float = 1.0) -> tuple[Any, 
 
 def empty_cache(blocks: int, page: int, *, rotated: int = 64, index: str | None = "bfloat16") -> Cache:
     """A cache of zeros; `index` is "bfloat16", "fp8" or None, for a layer that shares another one's selection."""
-    latents = jnp.zeros((blocks, page, LATENT + rotated), jnp.bfloat16)
-    if index not in ("bfloat16", "fp8", None):
+    kinds = {"bfloat16": (INDEX, jnp.bfloat16), "fp8": (INDEX + 4, jnp.uint8), None: None}
+    if index not in kinds:
         raise InputError("index", '"bfloat16", "fp8" or None', repr(index), operator="dsa.empty_cache")
-    if index is None:
-        return Cache(latents, None)
-    row, dtype = (INDEX_GROUP + 4, jnp.uint8) if index == "fp8" else (INDEX_GROUP, jnp.bfloat16)
-    return Cache(latents, jnp.zeros((blocks, page, row), dtype))
+    kind = kinds[index]
+    keys = None if kind is None else jnp.zeros((blocks, page, kind[0]), kind[1])
+    return Cache(jnp.zeros((blocks, page, LATENT + rotated), jnp.bfloat16), keys)
 
 
 def layer(
@@ -136,7 +132,7 @@ def layer(
         params: the attention module's `state_dict`: "q_a_proj.weight", "indexer.wk.weight" and so on, [out, in] each.
             "sinks" and "gate_proj.weight" are used where they are given, biases too.
         hidden: [B, S, hidden], bfloat16 or float16; bfloat16 with a cache. It is the dtype of products, whatever that
-            of the parameters; "indexer.weights_proj" and "indexer.k_norm" work in their own.
+            of the parameters; "indexer.weights_proj" works in its own, norms in float32.
         rotary: cosines and sines of the tokens, as `rotary` makes them.
         conventions: of the model.
         indices: the selection of an earlier layer that this one shares, as it was returned.
@@ -159,19 +155,16 @@ def layer(
     batch, length, _ = hidden.shape
     nope, wide = _widths(params)
     latent_q = _rms(params["q_a_layernorm.weight"], _linear(params, "q_a_proj", hidden), conventions.epsilon)
-    queries = _linear(params, "q_b_proj", latent_q)
     row = _linear(params, "kv_a_proj_with_mqa", hidden)
     latents = _rms(params["kv_a_layernorm.weight"], row[..., :LATENT], conventions.epsilon)
     rotated = row.shape[-1] - LATENT
-    queries = queries.reshape(batch, length, -1, nope + rotated)
-    turn = conventions.interleaved
-    queries_rope = _rotate(queries[..., nope:], rotary, turn)
-    rows = jnp.concatenate((latents, _rotate(row[..., None, LATENT:], rotary, turn)[..., 0, :]), -1)
+    queries = _linear(params, "q_b_proj", latent_q).reshape(batch, length, -1, nope + rotated)
+    turned = [_rotate(x, rotary, conventions.interleaved) for x in (queries[..., nope:], row[..., None, LATENT:])]
+    rows = jnp.concatenate((latents, turned[1][..., 0, :]), -1)
     expand = params["kv_b_proj.weight"].astype(hidden.dtype).reshape(-1, nope + wide, LATENT)
     absorbed = jnp.einsum("bshn,hnc->bshc", queries[..., :nope], expand[:, :nope])
-    absorbed = jnp.concatenate((absorbed, queries_rope), -1)
-    slots = None if cache is None else _slots(cache, block_tables, context_lens, length)
-    new_keys = None if cache is None else cache.keys
+    absorbed = jnp.concatenate((absorbed, turned[0]), -1)
+    slots, keys = (None, None) if cache is None else (_slots(cache, block_tables, context_lens, length), cache.keys)
     if indices is None:
         # Gradients end before the operator: the selection is integers.
         fixed, states, latent = jax.lax.stop_gradient((params, hidden, latent_q))
@@ -179,14 +172,14 @@ def layer(
         if cache is None:
             indices = _select(index, conventions, context_axis)
         else:
-            indices, new_keys = _select_paged(index, conventions, cache.keys, slots, block_tables, context_lens)
+            indices, keys = _select_paged(index, conventions, keys, slots, block_tables, context_lens)
     options = {
         "sm_scale": conventions.scale,
         "topk_length": (indices >= 0).sum(-1, dtype=jnp.int32),
         "attn_sink": params["sinks"].astype(jnp.float32) if "sinks" in params else None,
     }
     if cache is not None:
-        cache = Cache(_write(cache.latents, rows, slots), new_keys)
+        cache = Cache(_write(cache.latents, rows, slots), keys)
         attended = _run("sparse_mla_decode", absorbed, cache.latents, indices, cache_format="bf16", **options)[0]
     elif context_axis is not None:
         attended = parallel.sparse_mla_fwd(absorbed, rows, indices, axis_name=context_axis, **options)[0]
@@ -256,12 +249,13 @@ def _index(params: Any, hidden: Any, latent_q: Any, rotary: Any, conventions: Co
     wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + conventions.index_epsilon)
     key = (wide * scale.astype(jnp.float32) + shift.astype(jnp.float32)).astype(hidden.dtype)[:, :, None]
     at = width - rotated if conventions.index_rope_last else 0
-    turned = []
-    for x in (query, key):
+
+    def turned(x: Any) -> Any:
         middle = _rotate(x[..., at : at + rotated], rotary, conventions.index_interleaved)
-        turned.append(jnp.concatenate((x[..., :at], middle, x[..., at + rotated :]), -1))
+        return jnp.concatenate((x[..., :at], middle, x[..., at + rotated :]), -1)
+
     weights = (hidden.astype(project.dtype) @ project.T).astype(jnp.float32)
-    return turned[0], turned[1][:, :, 0], weights * (project.shape[0] ** -0.5 * width**-0.5)
+    return turned(query), turned(key)[:, :, 0], weights * (project.shape[0] * width) ** -0.5
 
 
 def _select(index: Index, conventions: Conventions, axis: str | None) -> Any:
@@ -269,8 +263,8 @@ def _select(index: Index, conventions: Conventions, axis: str | None) -> Any:
     if axis is not None:
         start, key = jax.lax.axis_index(axis) * query.shape[1], jax.lax.all_gather(key, axis, axis=1, tiled=True)
     if conventions.index_fp8:
-        query, q_scale = _run("quantize_fp8", query, group=INDEX_GROUP)
-        key, k_scale = _run("quantize_fp8", key, group=INDEX_GROUP)
+        query, q_scale = _run("quantize_fp8", query, group=INDEX)
+        key, k_scale = _run("quantize_fp8", key, group=INDEX)
         scales = {"q_scale": q_scale[..., 0], "k_scale": k_scale[..., 0]}
     topk = min(conventions.topk, key.shape[1])
     return _run("indexer_topk", query, key, weights, topk, causal=True, q_start=start, **scales)[0]
@@ -280,19 +274,17 @@ def _select_paged(
     index: Index, conventions: Conventions, keys: Any, slots: Any, block_tables: Any, context_lens: Any
 ) -> tuple[Any, Any]:
     if keys is None or conventions.index_fp8 != (keys.dtype == jnp.uint8):
-        got = "None" if keys is None else keys.dtype.name
         expected = "uint8 with index_fp8" if conventions.index_fp8 else "bfloat16 without index_fp8"
-        raise InputError("cache.keys", expected, got, operator="dsa")
+        raise InputError("cache.keys", expected, str(getattr(keys, "dtype", None)), operator="dsa")
     (query, key, weights), scales = index, {}
     if conventions.index_fp8:
         keys = _run("indexer_k_quant_and_cache", key.reshape(-1, key.shape[-1]), keys, slots)
-        query, q_scale = _run("quantize_fp8", query, group=INDEX_GROUP)
+        query, q_scale = _run("quantize_fp8", query, group=INDEX)
         scales["q_scale"] = q_scale[..., 0]
     else:
         keys = _write(keys, key, slots)
     topk = min(conventions.topk, block_tables.shape[1] * keys.shape[1])
-    found = _run("paged_indexer_topk", query, keys, weights, block_tables, context_lens, topk, **scales)
-    return found[0], keys
+    return _run("paged_indexer_topk", query, keys, weights, block_tables, context_lens, topk, **scales)[0], keys
 
 
 def _slots(cache: Cache, block_tables: Any, context_lens: Any, length: int) -> Any:
