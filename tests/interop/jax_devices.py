@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dsa_kit import gradients, random_layer
 
 from cupymla.interop import jax as mla
 from cupymla.interop.jax import dsa, parallel
@@ -260,40 +261,22 @@ def scaling() -> None:
 
 def dsa_layer() -> None:
     """Outputs and gradients of a DSA layer whose tokens, or attention heads, are spread over four devices."""
-    rng, tokens, heads, nope, wide = np.random.default_rng(7), 16, 4, 16, 24
-    shapes = {"q_a_proj": (32, 48), "q_b_proj": (heads * (nope + 64), 32), "kv_a_proj_with_mqa": (576, 48)}
-    shapes |= {"kv_b_proj": (heads * (nope + wide), 512), "o_proj": (48, heads * wide)}
-    shapes |= {"indexer.wq_b": (2 * 128, 32), "indexer.wk": (128, 48), "indexer.weights_proj": (2, 48)}
-    made = {f"{name}.weight": rng.standard_normal(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
-    made |= {"q_a_layernorm.weight": np.ones(32), "kv_a_layernorm.weight": np.ones(512)}
-    made |= {"indexer.k_norm.weight": np.ones(128), "indexer.k_norm.bias": np.zeros(128), "sinks": np.ones(heads)}
-    params = {name: jnp.asarray(array, jnp.bfloat16) for name, array in made.items()}
-    hidden, slope = (jnp.asarray(rng.standard_normal((2, tokens, 48)), jnp.bfloat16) for _ in range(2))
-    angles = dsa.rotary(jnp.arange(tokens)[None].repeat(2, 0), 10000.0 ** -(np.arange(32) / 32))
-    conventions = dsa.conventions("deepseek_v32", topk=5, scale=0.1)
-
-    def results(attention: Any) -> Any:
-        def outputs(params: Any, hidden: Any) -> Any:
-            out, indices = attention(params, hidden, angles)
-            return (out.astype(jnp.float32) * slope).sum(), (out, indices)
-
-        (_, kept), grads = jax.jit(jax.value_and_grad(outputs, (0, 1), has_aux=True))(params, hidden)
-        return kept, grads
+    given = random_layer(16, heads=DEVICES, topk=5)
 
     def layer(params: Any, hidden: Any, angles: Any, **options: Any) -> Any:
-        return dsa.layer(params, hidden, angles, conventions, **options)[:2]
+        return dsa.layer(params, hidden, angles, given.conventions, **options)[:2]
 
-    (out, indices), grads = results(layer)
+    (out, indices), grads = gradients(given, layer)
     rows, first, last = jax.P(None, "axis"), jax.P("axis"), jax.P(None, "axis")
     by_head = {"q_b_proj.weight": first, "kv_b_proj.weight": first, "sinks": first, "o_proj.weight": last}
     for option, spec, inputs in (
-        ("context_axis", {name: jax.P() for name in params}, rows),
-        ("heads_axis", {name: by_head.get(name, jax.P()) for name in params}, jax.P()),
+        ("context_axis", {name: jax.P() for name in given.params}, rows),
+        ("heads_axis", {name: by_head.get(name, jax.P()) for name in given.params}, jax.P()),
     ):
         mesh = jax.make_mesh((DEVICES,), ("axis",), axis_types=(jax.sharding.AxisType.Auto,))
         body = functools.partial(layer, **{option: "axis"})
         spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, inputs, inputs), out_specs=(inputs, inputs))
-        (out_4, indices_4), grads_4 = results(spread)
+        (out_4, indices_4), grads_4 = gradients(given, spread)
         np.testing.assert_array_equal(np.asarray(indices_4), np.asarray(indices))
         # Shares of each device are rounded to bfloat16 before they are added.
         pairs = [(out_4, out), *zip(jax.tree.leaves(grads_4), jax.tree.leaves(grads), strict=True)]

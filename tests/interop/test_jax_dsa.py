@@ -16,6 +16,7 @@ pytest.importorskip("jax")
 
 import jax
 import jax.numpy as jnp
+from dsa_kit import gradients, random_layer
 
 from cupymla.interop.jax import dsa
 
@@ -109,25 +110,13 @@ def sets(indices: Any) -> list[set[int]]:
     return [set(row.tolist()) - {-1} for row in np.asarray(indices).reshape(-1, indices.shape[-1])]
 
 
-@functools.partial(jax.jit, static_argnames="conventions")
-def gradients(params: Any, hidden: Any, indices: Any, rotary: Any, slope: Any, conventions: Any) -> Any:
-    """((output, selection), (gradients of parameters, of hidden states))."""
-
-    def outputs(params: Any, hidden: Any) -> Any:
-        out, selected, _ = dsa.layer(params, hidden, rotary, conventions, indices=indices)
-        return (out.astype(jnp.float32) * slope).sum(), (out, selected)
-
-    (_, results), grads = jax.value_and_grad(outputs, (0, 1), has_aux=True)(params, hidden)
-    return results, grads
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_output_and_gradients_are_those_of_transformers(family: str) -> None:
     """With the float32 selection, the error against float32 is at most twice that of transformers' bfloat16."""
     given = problem(family)
-    fixed = given.rotary, given.slope, given.conventions
     seen = np.where(given.exact[2] <= np.arange(TOKENS)[:, None], given.exact[2], -1).astype(np.int32)
-    (out, _), (grads, d_hidden) = gradients(given.params, given.hidden, jnp.asarray(seen), *fixed)
+    layer = functools.partial(dsa.layer, conventions=given.conventions, indices=jnp.asarray(seen))
+    (out, _), (grads, d_hidden) = gradients(given, layer)
     assert error(out, given.exact[0]) <= 2 * error(given.coarse[0], given.exact[0])
     found = {**grads, "hidden": d_hidden}
     assert {name for name in found if not name.startswith(INDEXER)} == set(given.exact[1])
@@ -139,7 +128,7 @@ def test_output_and_gradients_are_those_of_transformers(family: str) -> None:
 def test_selection_is_that_of_transformers_but_for_near_ties(family: str) -> None:
     """Queries and keys in bfloat16 move a score by some units of 2**-8 of the row's largest one, no more."""
     given = problem(family)
-    (_, indices), (grads, _) = gradients(given.params, given.hidden, None, given.rotary, given.slope, given.conventions)
+    (_, indices), (grads, _) = gradients(given, functools.partial(dsa.layer, conventions=given.conventions))
     scores, equal = given.scores.reshape(-1, TOKENS), 0
     for query, (ours, theirs) in enumerate(zip(sets(indices), sets(given.exact[2]), strict=True)):
         seen = set(range(query % TOKENS + 1))
@@ -178,11 +167,12 @@ def decoded(given: Any, conventions: Any, index: str, steps: tuple[int, ...]) ->
     return jnp.concatenate(outs, 1), np.concatenate(selections, 1), cache
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("index", ["bfloat16", "fp8"])
+@pytest.mark.parametrize(
+    ("family", "index"), [("deepseek_v32", "fp8"), ("glm_moe_dsa", "bfloat16"), ("hy_v4", "bfloat16")]
+)
 def test_decode_is_prefill(family: str, index: str) -> None:
     """A first chunk, then token by token: the same selections, and outputs but for the order of sums."""
-    given = problem(family)
+    given = random_layer(TOKENS, family=family)
     conventions = dataclasses.replace(given.conventions, index_fp8=index == "fp8")
     out, indices, _ = jax.jit(lambda h: dsa.layer(given.params, h, given.rotary, conventions))(given.hidden)
     steps, selected, _ = decoded(given, conventions, index, (9, 1, 2, *[1] * (TOKENS - 12)))
@@ -191,7 +181,7 @@ def test_decode_is_prefill(family: str, index: str) -> None:
 
 
 def test_a_request_of_no_tokens_writes_nothing_and_a_short_one_no_token_before_its_first() -> None:
-    given = problem("deepseek_v32")
+    given = random_layer(TOKENS)
     cache = dsa.empty_cache(6, PAGE)
     tables = jnp.asarray([[1, 2], [4, 5]], jnp.int32)
     new = dsa.layer(
@@ -210,7 +200,7 @@ def test_a_request_of_no_tokens_writes_nothing_and_a_short_one_no_token_before_i
 
 
 def test_scan_over_layers_with_remat_gives_the_gradients_of_a_loop() -> None:
-    given = problem("deepseek_v32")
+    given = random_layer(TOKENS)
     stacked = jax.tree.map(lambda x: jnp.stack([x, x * 0.5]), given.params)
     layer = functools.partial(dsa.layer, rotary=given.rotary, conventions=given.conventions)
 
@@ -233,7 +223,7 @@ def test_scan_over_layers_with_remat_gives_the_gradients_of_a_loop() -> None:
 
 
 def test_a_layer_that_shares_a_selection_needs_no_indexer() -> None:
-    given = problem("deepseek_v32")
+    given = random_layer(TOKENS)
     out, indices, _ = dsa.layer(given.params, given.hidden, given.rotary, given.conventions)
     own = {n: p for n, p in given.params.items() if not n.startswith(INDEXER)}
     shared, same, _ = dsa.layer(own, given.hidden, given.rotary, given.conventions, indices=indices)
@@ -242,7 +232,7 @@ def test_a_layer_that_shares_a_selection_needs_no_indexer() -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    given = problem("deepseek_v32")
+    given = random_layer(TOKENS)
     call = functools.partial(dsa.layer, given.params, given.hidden, given.rotary, given.conventions)
     lens = jnp.full(2, TOKENS, jnp.int32)
     with pytest.raises(InputError, match="context_lens"):
@@ -254,3 +244,35 @@ def test_what_does_not_belong_together_is_refused() -> None:
         call(cache=dsa.empty_cache(10, PAGE, index="fp8"), context_lens=lens, block_tables=tables)
     with pytest.raises(UnsupportedError, match="glm5_next"):
         dsa.conventions("glm5_next", topk=4, scale=1.0)
+
+
+@pytest.mark.gpu
+def test_the_layer_on_a_gpu_is_that_of_the_cpu() -> None:
+    """Sizes that kernels serve: 64 heads; the selection of the CPU, so that ties decide nothing."""
+    if jax.default_backend() != "gpu":
+        pytest.skip("this JAX has no GPU")
+    with jax.default_device(jax.devices("cpu")[0]):
+        given = random_layer(TOKENS, heads=64)
+        plain = functools.partial(dsa.layer, conventions=given.conventions)
+        (out, indices), grads = gradients(given, plain)
+    moved = SimpleNamespace(
+        **jax.device_put({n: v for n, v in vars(given).items() if n != "conventions"}, jax.devices()[0])
+    )
+    moved.conventions = given.conventions
+    fixed = jax.device_put(indices, jax.devices()[0])
+    (out_gpu, _), grads_gpu = gradients(moved, functools.partial(plain, indices=fixed))
+    (_, own), _ = gradients(moved, plain)
+    same = [ours == theirs for ours, theirs in zip(sets(own), sets(indices), strict=True)]
+    assert np.mean(same) >= 0.9
+    for name, one in {**grads[0], "hidden": grads[1], "out": out}.items():
+        if not name.startswith(INDEXER):
+            found = {**grads_gpu[0], "hidden": grads_gpu[1], "out": out_gpu}[name]
+            assert error(found, one) <= 2**-6, name
+    for index in ("bfloat16", "fp8"):
+        conventions = dataclasses.replace(moved.conventions, index_fp8=index == "fp8")
+        out, indices, _ = jax.jit(lambda h, c=conventions: dsa.layer(moved.params, h, moved.rotary, c))(moved.hidden)
+        steps, selected, _ = decoded(moved, conventions, index, (9, 1, 2, *[1] * (TOKENS - 12)))
+        same = [ours == theirs for ours, theirs in zip(sets(selected), sets(indices), strict=True)]
+        assert np.mean(same) >= 0.9, index
+        rows = np.asarray(same).reshape(2, TOKENS)
+        assert error(np.asarray(steps, np.float32)[rows], np.asarray(out, np.float32)[rows]) <= 2**-6, index

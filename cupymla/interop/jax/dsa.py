@@ -105,8 +105,7 @@ def empty_cache(blocks: int, page: int, *, rotated: int = 64, index: str | None 
     kinds = {"bfloat16": (INDEX, jnp.bfloat16), "fp8": (INDEX + 4, jnp.uint8), None: None}
     if index not in kinds:
         raise InputError("index", '"bfloat16", "fp8" or None', repr(index), operator="dsa.empty_cache")
-    kind = kinds[index]
-    keys = None if kind is None else jnp.zeros((blocks, page, kind[0]), kind[1])
+    keys = None if (kind := kinds[index]) is None else jnp.zeros((blocks, page, kind[0]), kind[1])
     return Cache(jnp.zeros((blocks, page, LATENT + rotated), jnp.bfloat16), keys)
 
 
@@ -173,11 +172,9 @@ def layer(
             indices = _select(index, conventions, context_axis)
         else:
             indices, keys = _select_paged(index, conventions, keys, slots, block_tables, context_lens)
-    options = {
-        "sm_scale": conventions.scale,
-        "topk_length": (indices >= 0).sum(-1, dtype=jnp.int32),
-        "attn_sink": params["sinks"].astype(jnp.float32) if "sinks" in params else None,
-    }
+    sink = params["sinks"].astype(jnp.float32) if "sinks" in params else None
+    count = (indices >= 0).sum(-1, dtype=jnp.int32)
+    options = {"sm_scale": conventions.scale, "topk_length": count, "attn_sink": sink}
     if cache is not None:
         cache = Cache(_write(cache.latents, rows, slots), keys)
         attended = _run("sparse_mla_decode", absorbed, cache.latents, indices, cache_format="bf16", **options)[0]
@@ -189,8 +186,7 @@ def layer(
     if "gate_proj.weight" in params:
         values = values * jax.nn.sigmoid(_linear(params, "gate_proj", hidden))
     out = values @ params["o_proj.weight"].astype(hidden.dtype).T
-    if heads_axis is not None:
-        out = jax.lax.psum(out, heads_axis)
+    out = out if heads_axis is None else jax.lax.psum(out, heads_axis)
     bias = params.get("o_proj.bias")
     return out if bias is None else out + bias.astype(out.dtype), indices, cache
 
