@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dsa_kit import gradients, random_layer
 
 from cupymla.interop import jax as mla
-from cupymla.interop.jax import parallel
+from cupymla.interop.jax import dsa, parallel
 
 DEVICES = 4
 UNIT = 2.0**-8
@@ -258,6 +259,32 @@ def scaling() -> None:
     assert [row["devices"] for row in rows] == [1, 2] and rows[0]["speedup"] == 1
 
 
+def dsa_layer() -> None:
+    """Outputs and gradients of a DSA layer whose tokens, or attention heads, are spread over four devices."""
+    given = random_layer(16, heads=DEVICES, topk=5)
+
+    def layer(params: Any, hidden: Any, angles: Any, **options: Any) -> Any:
+        return dsa.layer(params, hidden, angles, given.conventions, **options)[:2]
+
+    (out, indices), grads = gradients(given, layer)
+    rows, first, last = jax.P(None, "axis"), jax.P("axis"), jax.P(None, "axis")
+    by_head = {"q_b_proj.weight": first, "kv_b_proj.weight": first, "sinks": first, "o_proj.weight": last}
+    for option, spec, inputs in (
+        ("context_axis", {name: jax.P() for name in given.params}, rows),
+        ("heads_axis", {name: by_head.get(name, jax.P()) for name in given.params}, jax.P()),
+    ):
+        mesh = jax.make_mesh((DEVICES,), ("axis",), axis_types=(jax.sharding.AxisType.Auto,))
+        body = functools.partial(layer, **{option: "axis"})
+        spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, inputs, inputs), out_specs=(inputs, inputs))
+        (out_4, indices_4), grads_4 = gradients(given, spread)
+        np.testing.assert_array_equal(np.asarray(indices_4), np.asarray(indices))
+        # Shares of each device are rounded to bfloat16 before they are added.
+        pairs = [(out_4, out), *zip(jax.tree.leaves(grads_4), jax.tree.leaves(grads), strict=True)]
+        for many, whole in pairs:
+            four, one = np.asarray(many, np.float32), np.asarray(whole, np.float32)
+            assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (option, one.shape)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "plain": lambda: compare((), {}),
     "causal": lambda: compare((), {"causal": True, "q_start": 16, "k_stride": 2}),
@@ -269,6 +296,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "explicit_problems": explicit_problems,
     "explicit_outside": explicit_outside,
     "scaling": scaling,
+    "dsa_layer": dsa_layer,
     "gpus": forward_on_gpus,
 }
 

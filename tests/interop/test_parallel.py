@@ -50,7 +50,7 @@ def require_right(what: str, told: list[tuple[list[str], str]]) -> None:
 
 ON_DEVICES = (
     *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
-    *("explicit", "explicit_problems", "explicit_outside", "scaling"),
+    *("explicit", "explicit_problems", "explicit_outside", "scaling", "dsa_layer"),
 )
 ON_RANKS = ("plain", "causal", "batch")
 
