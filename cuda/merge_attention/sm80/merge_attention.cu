@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::merge_attention::kThreads)
   const float factor = params.base2 != 0 ? 1.0f : kLog2e;
   const int32_t item_bytes = mla_cache::item_bytes(params.type);
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
-    const int64_t number = quotient(i, pieces), row = quotient(number, params.heads), outer = quotient(row, params.inner);
+    const int64_t number = quotient(i, pieces), row = quotient(number, params.heads);
+    const int64_t outer = quotient(row, params.inner);
     const int32_t channel = static_cast<int32_t>(i - number * pieces) * kChannels;
     const int64_t head = number - row * params.heads;
     const Head place{{outer, row - outer * params.inner, head}};
