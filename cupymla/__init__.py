@@ -22,6 +22,7 @@ __all__ = [
     "indexer_logits",
     "indexer_topk",
     "matrix_bd",
+    "merge_attention",
     "nvfp4_gemv",
     "paged_indexer_logits",
     "paged_indexer_topk",

@@ -110,6 +110,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         _decode,
         {"sink": "attention sink"},
     ),
+    "merge_attention": _Spelling(
+        r"p(?P<p>\d+)_t(?P<t>\d+)_h(?P<h>\d+)_d(?P<d>\d+)",
+        lambda size: f"{_count(size['p'], 'part')}, {size['t']} queries, {_count(size['h'], 'head')} of {size['d']}",
+        {"sink": "attention sink"},
+    ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
     "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),
 }

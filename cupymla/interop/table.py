@@ -11,6 +11,7 @@ from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
+from ..ops.merge_attention.spec import ARGUMENTS as MERGE_ATTENTION
 from ..ops.mla import D_V
 from ..ops.mla_cache import paged_spec as paged_cache
 from ..ops.mla_cache import spec as mla_cache
@@ -85,6 +86,11 @@ def _declaration(
 
 def _decode(arrays: Arrays, options: Options) -> Results:
     return {"out": _out(arrays), "lse": _heads(arrays)}
+
+
+def _merged(arrays: Arrays, options: Options) -> Results:
+    outs = arrays["outs"]
+    return {"out": Facts(outs.shape[1:], outs.dtype), "lse": Facts(outs.shape[1:-1], "float32")}
 
 
 # NVFP4 ---------------------------------------------------------------------------------------------------------------
@@ -258,6 +264,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
     _declaration(SPARSE_MLA_DECODE, _decode),
+    _declaration(MERGE_ATTENTION, _merged),
     _declaration(
         nvfp4_gemv.ARGUMENTS,
         _gemv,

@@ -125,6 +125,12 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         made_of=("sparse_mla_fwd",),
     ),
     OperatorEntry(
+        "merge_attention",
+        "one attention output of those over parts of the keys",
+        kernels=tuple(KernelEntry("merge_attention", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
+        made_of=("quantize_fp8",),
+    ),
+    OperatorEntry(
         "indexer_logits",
         "lightning indexer: scores of all keys",
         kernels=(KernelEntry("indexer_logits", "sm_90a"),),

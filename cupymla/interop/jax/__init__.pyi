@@ -17,6 +17,7 @@ __all__ = [
     "sparse_mla_bwd_phase1",
     "attn_dist",
     "sparse_mla_decode",
+    "merge_attention",
     "nvfp4_gemv",
     "quantize_nvfp4",
     "dequantize_nvfp4",
@@ -155,6 +156,16 @@ def sparse_mla_decode(
     """Attention of each query row to the slots of a paged cache that its row of `indices` names.
 
     `cupymla.sparse_mla_decode` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def merge_attention(
+    outs: Array | NDArray[Any], lses: Array | NDArray[Any], *, attn_sink: Array | NDArray[Any] | None = None,
+    lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array]:
+    """Merge attention over parts of the keys into attention over all of them.
+
+    `cupymla.merge_attention` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

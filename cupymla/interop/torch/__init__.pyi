@@ -12,6 +12,7 @@ __all__ = [
     "sparse_mla_bwd_phase1",
     "attn_dist",
     "sparse_mla_decode",
+    "merge_attention",
     "nvfp4_gemv",
     "quantize_nvfp4",
     "dequantize_nvfp4",
@@ -141,6 +142,15 @@ def sparse_mla_decode(
     """Attention of each query row to the slots of a paged cache that its row of `indices` names.
 
     `cupymla.sparse_mla_decode` as a torch operator; see there for the arguments.
+    """
+
+
+def merge_attention(
+    outs: Tensor, lses: Tensor, *, attn_sink: Tensor | None = None, lse_base: Literal['e', '2'] = "e",
+) -> tuple[Tensor, Tensor]:
+    """Merge attention over parts of the keys into attention over all of them.
+
+    `cupymla.merge_attention` as a torch operator; see there for the arguments.
     """
 
 
