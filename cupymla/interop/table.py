@@ -232,7 +232,7 @@ def _gathered_keys(arrays: Arrays, options: Options) -> Results:
 
 def _gathered_latents(arrays: Arrays, options: Options) -> Results:
     rows = arrays["slots"].shape[0] if "slots" in arrays else options["rows"]
-    channels = latent_cache.channels_of(options["cache_format"], arrays["cache"].shape[-1])  # type: ignore[arg-type]
+    channels = latent_cache.channels_of(options["cache_format"], arrays["cache"].shape[-1])
     return {"kv": Facts((rows, channels), "bfloat16")}
 
 

@@ -37,9 +37,9 @@ def concat_and_cache_mla(
             else:
                 parts.append(_bytes(scales))
         else:
-            parts.append(_bytes(latents.astype(BF16)))
+            parts.append(_wide(latents))
         if k_pe is not None:
-            parts.append(_bytes(k_pe[kept].astype(BF16)))
+            parts.append(_wide(k_pe[kept]))
     rows = np.concatenate(parts, axis=-1)
     flat, page = block_bytes(cache), cache.shape[1]
     size = rows.shape[-1]
@@ -85,6 +85,15 @@ def _quantized(latents: Array, layout: LatentFormat, scale_rule: str | None) -> 
     else:
         scales = np.maximum(amax / np.float32(E4M3_MAX), LEAST_SCALE)
     return encoded(values / scales[..., None]).reshape(latents.shape).view(np.uint8), scales
+
+
+def _wide(array: Array) -> Array:
+    """bf16 as bytes: copied, or rounded; a NaN of another dtype becomes 0x7FFF, as PTX's `cvt` has it."""
+    if array.dtype == BF16:
+        return _bytes(array)
+    rounded = array.astype(BF16)
+    rounded.view(np.uint16)[np.isnan(array)] = 0x7FFF
+    return _bytes(rounded)
 
 
 def _bytes(array: Array) -> Array:
