@@ -97,7 +97,6 @@ class Declaration:
         requests: outputs that are made on request, by an option `return_<name>` that the function itself has not.
         either: those of `arrays` that may be numbers instead.
         pairs: those of `arrays` that hold 4-bit codes, two per byte.
-        nullable: those of `arrays` that must be named, though None is good.
         updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
             replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
@@ -116,7 +115,6 @@ class Declaration:
     either: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
-    nullable: tuple[str, ...] = ()
     replayable: bool = True
     has_workspace: bool = False
     batching: Batching | None = None
@@ -142,8 +140,7 @@ class Declaration:
     def required(self) -> tuple[str, ...]:
         """The arrays that must be given."""
         parameters = self.signature.parameters
-        named = [name for name in self.arrays if parameters[name].default is inspect.Parameter.empty]
-        return tuple(name for name in named if name not in self.nullable)
+        return tuple(name for name in self.arrays if parameters[name].default is inspect.Parameter.empty)
 
     def _signature(self) -> inspect.Signature:
         """The public signature as bridges offer it: without outputs and streams, with requests."""

@@ -80,7 +80,6 @@ def _declaration(
         either=arguments.numbers,
         updates=arguments.updates,
         has_workspace=arguments.has_workspace,
-        nullable=arguments.nullable,
         **others,
     )
 
@@ -295,7 +294,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(mla_cache.HADAMARD, _rotated),
     _declaration(paged_cache.WRITE, _cache),
     _declaration(paged_cache.GATHER, _gathered_keys),
-    _declaration(latent_cache.CONCAT, _cache),
+    _declaration(latent_cache.CONCAT, _cache, note="`k_pe` is an array: rows of 512 are written without a bridge."),
     _declaration(latent_cache.GATHER, _gathered_latents),
 )
 

@@ -164,10 +164,6 @@ def related_problems() -> Iterator[Problem]:
     }
     stored = np.zeros((3, 2, 584), np.uint8)
     yield problem("concat_and_cache_mla", "v4_fp8", **latents, cache=stored, cache_format="v4_fp8")
-    bf16_rows = rng.standard_normal((4, 512)).astype(ml_dtypes.bfloat16)
-    wide = np.zeros((3, 2, 512), ml_dtypes.bfloat16)
-    bare = {"kv_c": bf16_rows, "k_pe": None, "cache": wide, "slot_mapping": slots}
-    yield problem("concat_and_cache_mla", "bf16", **bare, cache_format="bf16")
     read = stored.copy()
     cupymla.concat_and_cache_mla(**latents, cache=read, cache_format="v4_fp8")
     yield problem("gather_mla_cache", "slots", cache=read, slots=slots, cache_format="v4_fp8")

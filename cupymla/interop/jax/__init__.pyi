@@ -516,6 +516,8 @@ def concat_and_cache_mla(
     `cupymla.concat_and_cache_mla` for JAX arrays, traced or not; see there for the arguments.
 
     Returns new cache; the old ones are not changed.
+
+    `k_pe` is an array: rows of 512 are written without a bridge.
     """
 
 

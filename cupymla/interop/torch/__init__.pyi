@@ -464,6 +464,8 @@ def concat_and_cache_mla(
     """Write latents and rotary parts of keys into their slots of a paged cache, in place.
 
     `cupymla.concat_and_cache_mla` as a torch operator; see there for the arguments.
+
+    `k_pe` is an array: rows of 512 are written without a bridge.
     """
 
 
