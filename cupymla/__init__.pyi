@@ -18,10 +18,12 @@ __all__ = [
     "InputError",
     "UnsupportedError",
     "attn_dist",
+    "concat_and_cache_mla",
     "copy_blocks",
     "dequantize_fp8",
     "dequantize_nvfp4",
     "gather_indexer_cache",
+    "gather_mla_cache",
     "hadamard",
     "indexer_k_quant_and_cache",
     "indexer_logits",
@@ -2367,3 +2369,139 @@ class _Hadamard:
 
 
 hadamard: _Hadamard
+
+
+class _ConcatAndCacheMla:
+    """Write latents and rotary parts of keys into their slots of a paged cache, in place."""
+
+    name: str
+
+    @overload
+    def __call__(
+        self, kv_c: NDArray[Any], k_pe: Any, cache: Any, slot_mapping: Any, *,
+        cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], scale_rule: Literal['amax', 'pow2'] | None = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, kv_c: _Array, k_pe: Any, cache: Any, slot_mapping: Any, *,
+        cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], scale_rule: Literal['amax', 'pow2'] | None = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> _Array:
+        """Write latents and rotary parts of keys into their slots of a paged cache, in place.
+
+        Token t goes to block slot // page, place slot % page, slot = slot_mapping[t]; a slot outside the cache, such as -1,
+        skips the token. Where two tokens name one slot, parts of either may be what stays there. A fp8 format holds kv_c as
+        codes with a scale for each group of channels; codes, NaN and infinities are those of `quantize_fp8`. All that is
+        bf16 is rounded to nearest even, and bf16 is copied.
+
+        Args:
+            kv_c: [T, 512], with "v4_fp8" [T, 448], float32, bfloat16 or float16, the last axis contiguous.
+            k_pe: [T, 64] in the same dtype, the last axis contiguous; None for a bf16 cache with rows of 512.
+            cache: [blocks, page, n] or [blocks, page, 1, n], writable, as `sparse_mla_decode` takes it: bfloat16 with n 576
+                or 512, fp8 e4m3fn or uint8 with n 656 ("v32_fp8") or 584 ("v4_fp8"). A block's bytes are contiguous; the
+                distance of blocks and the address are multiples of 16 bytes, with "v4_fp8" of 8.
+            slot_mapping: [T] int32 or int64, of any strides.
+            cache_format: "bf16"; "v32_fp8", groups of 128 channels and fp32 scales; "v4_fp8", groups of 64 channels and
+                scales that are bytes of exponents.
+            scale_rule: "amax", which only "v32_fp8" has: max(amax / 448, 2^-126), amax the largest magnitude of a group.
+                "pow2": max(amax, 1e-4) / 448 rounded up to a power of two. None: "amax" for "v32_fp8", else "pow2".
+            check_indices: raise InputError for slots that are neither -1 nor in the cache; that waits for the GPU.
+            stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+                of kv_c's framework by default. It means nothing on the CPU.
+
+        Returns:
+            cache, the array that was given.
+
+        Raises:
+            InputError: an argument cannot be used as it is; nothing was written.
+            UnsupportedError: there is no kernel for this on the arrays' device.
+
+        Source: the function is vLLM's of that name, with its `fp8_ds_mla` and its cache of DeepSeek-V4; the layouts are
+        FlashMLA's.
+        """
+
+    @overload
+    def prepare(
+        self, kv_c: NDArray[Any], k_pe: Any, cache: Any, slot_mapping: Any, *,
+        cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], scale_rule: Literal['amax', 'pow2'] | None = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, kv_c: _Array, k_pe: Any, cache: Any, slot_mapping: Any, *,
+        cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], scale_rule: Literal['amax', 'pow2'] | None = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[_Array]:
+        """Do all of a call of `concat_and_cache_mla` but the launch: checks, plan, compilation, allocation and binding."""
+
+
+concat_and_cache_mla: _ConcatAndCacheMla
+
+
+class _GatherMlaCache:
+    """Read rows of latents and rotary parts out of a paged cache, as bfloat16."""
+
+    name: str
+
+    @overload
+    def __call__(
+        self, cache: NDArray[Any], slots: Any = None, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+        block_tables: Any = None, cu_lens: Any = None, rows: int | None = None, kv: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, cache: _Array, slots: Any = None, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+        block_tables: Any = None, cu_lens: Any = None, rows: int | None = None, kv: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> _Array:
+        """Read rows of latents and rotary parts out of a paged cache, as bfloat16.
+
+        A code times its scale is one fp32 product, rounded to nearest even; a scale may be any fp32 number. A byte of
+        exponents that is 255 reads NaN, 0 reads 2^-127. Places are named as for `gather_indexer_cache`: by `slots`, or by
+        `block_tables`, `cu_lens` and `rows`. Rows without a place in the cache are 0. Nothing waits for the GPU.
+
+        Args:
+            cache: as for `concat_and_cache_mla`.
+            slots: [N] int32 or int64, of any strides.
+            cache_format: as for `concat_and_cache_mla`.
+            block_tables: [B, width] int32, of any strides.
+            cu_lens: [B + 1] int32, which must not fall; where it does, rows may be those of any request.
+            rows: N, where block tables are given; it may be more than cu_lens[B].
+            kv: array to write, [N, d] bfloat16, the last axis contiguous.
+            check_indices: raise InputError for slots and used blocks that are neither -1 nor in the cache, and for lengths
+                that fall or exceed rows; that waits for the GPU.
+            stream: as for `quantize_fp8`.
+
+        Returns:
+            [N, d] bfloat16: d is 576, with "v4_fp8" 512, with "bf16" that of the cache. NaN stays NaN; which NaN is not
+            promised.
+
+        Raises:
+            InputError: an argument cannot be used as it is; nothing was computed or written.
+            UnsupportedError: there is no kernel for this on the arrays' device.
+
+        Source: as for `concat_and_cache_mla`.
+        """
+
+    @overload
+    def prepare(
+        self, cache: NDArray[Any], slots: Any = None, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+        block_tables: Any = None, cu_lens: Any = None, rows: int | None = None, kv: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, cache: _Array, slots: Any = None, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+        block_tables: Any = None, cu_lens: Any = None, rows: int | None = None, kv: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[_Array]:
+        """Do all of a call of `gather_mla_cache` but the launch: checks, plan, compilation, allocation and binding."""
+
+
+gather_mla_cache: _GatherMlaCache

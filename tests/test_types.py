@@ -16,9 +16,9 @@ import pytest
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.mla_cache.formats import SCALE_RULES
+from cupymla.ops.mla_cache.latents import FORMATS
 from cupymla.ops.nvfp4_gemv import formats, validation
 from cupymla.ops.paged_indexer_topk.spec import POSITIONS
-from cupymla.ops.sparse_mla_decode.formats import FORMATS
 from cupymla.ops.topk.spec import ORDERS
 from cupymla.ops.xl_paged_attention import checks, paging
 from cupymla.ops.xl_paged_attention import spec as xl

@@ -13,6 +13,7 @@ from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
 from ..ops.merge_attention.spec import ARGUMENTS as MERGE_ATTENTION
 from ..ops.mla import D_V
+from ..ops.mla_cache import latent_spec as latent_cache
 from ..ops.mla_cache import paged_spec as paged_cache
 from ..ops.mla_cache import spec as mla_cache
 from ..ops.mla_cache.formats import INDEXER_FP8
@@ -234,6 +235,12 @@ def _gathered_keys(arrays: Arrays, options: Options) -> Results:
     return {"k": Facts((rows, INDEXER_FP8.channels), "float8_e4m3fn"), "k_scale": Facts((rows,), "float32")}
 
 
+def _gathered_latents(arrays: Arrays, options: Options) -> Results:
+    rows = arrays["slots"].shape[0] if "slots" in arrays else options["rows"]
+    channels = latent_cache.channels_of(options["cache_format"], arrays["cache"].shape[-1])
+    return {"kv": Facts((rows, channels), "bfloat16")}
+
+
 DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(
         SPARSE_MLA_FWD,
@@ -294,6 +301,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(mla_cache.HADAMARD, _rotated),
     _declaration(paged_cache.WRITE, _cache),
     _declaration(paged_cache.GATHER, _gathered_keys),
+    _declaration(latent_cache.CONCAT, _cache, note="`k_pe` is an array: rows of 512 are written without a bridge."),
+    _declaration(latent_cache.GATHER, _gathered_latents),
 )
 
 

@@ -218,6 +218,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
         results: the output parameters, in the order in which the call returns them.
         written: arrays that a call writes beside its results when it is given them.
         updates: inputs that are written in place, and returned.
+        nullable: inputs that must be named, though None is good.
         numbers: inputs in whose place there may be a number, which a kernel is only given: it counts for nothing else,
             but for its `tensor.fast.number_class`.
         has_workspace: whether it can be given memory to work in.
@@ -241,6 +242,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
         has_workspace: bool = False,
         updates: tuple[str, ...] = (),
         numbers: tuple[str, ...] = (),
+        nullable: tuple[str, ...] = (),
     ) -> None:
         """Join the declarations.
 
@@ -253,7 +255,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
         """
         self.operator = operator
         self.results, self.written, self.updates, self.numbers = results, written, updates, numbers
-        self.has_workspace = has_workspace
+        self.has_workspace, self.nullable = has_workspace, nullable
         arrays: tuple[Any, ...] = fields(views)  # type: ignore[arg-type]
         self.names = names = tuple(entry.name for entry in arrays)
         self.outputs = (*written, *results, *(("workspace",) if has_workspace else ()))
@@ -268,7 +270,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
         self.options = tuple(entry.name for entry in chosen)
         self.defaults = tuple(None if entry.default is MISSING else entry.default for entry in chosen)
         self.checks: tuple[Check, ...] = tuple(entry.metadata["check"] for entry in chosen)
-        self._optional = frozenset(self.inputs[self.required :])
+        self._optional = frozenset((*self.inputs[self.required :], *nullable))
         self._views = views
         self.options_type = options
 

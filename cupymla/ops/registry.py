@@ -122,7 +122,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse_mla_decode",
         "sparse MLA attention over paged caches",
         kernels=(KernelEntry("sparse_mla_decode", "sm_90a"),),
-        made_of=("sparse_mla_fwd",),
+        made_of=("sparse_mla_fwd", "quantize_fp8"),
     ),
     OperatorEntry(
         "merge_attention",
@@ -158,7 +158,10 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "quantize_fp8",
         "fp8 caches: quantise, write, read",
         kernels=tuple(KernelEntry("quantize_fp8", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
-        related=("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache", "hadamard"),
+        related=(
+            *("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache", "hadamard"),
+            *("concat_and_cache_mla", "gather_mla_cache"),
+        ),
         family="mla_cache",
     ),
 )

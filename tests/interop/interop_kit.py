@@ -157,6 +157,18 @@ def related_problems() -> Iterator[Problem]:
     yield problem("gather_indexer_cache", "slots", cache=finite, slots=slots)
     tables, cu_lens = np.array([[2, 0], [9, 1]], np.int32), np.array([0, 3, 6], np.int32)
     yield problem("gather_indexer_cache", "tables", cache=finite, block_tables=tables, cu_lens=cu_lens, rows=8)
+    latents: dict[str, Any] = {
+        "kv_c": rng.standard_normal((4, 448), dtype=np.float32),
+        "k_pe": k[:, :64],
+        "slot_mapping": slots,
+    }
+    stored = np.zeros((3, 2, 584), np.uint8)
+    yield problem("concat_and_cache_mla", "v4_fp8", **latents, cache=stored, cache_format="v4_fp8")
+    read = stored.copy()
+    cupymla.concat_and_cache_mla(**latents, cache=read, cache_format="v4_fp8")
+    yield problem("gather_mla_cache", "slots", cache=read, slots=slots, cache_format="v4_fp8")
+    requests = {"block_tables": tables, "cu_lens": cu_lens, "rows": 8}
+    yield problem("gather_mla_cache", "tables", cache=read, cache_format="v4_fp8", **requests)
     paged = {
         **{"q": rng.standard_normal((2, 3, 8, 64)).astype(ml_dtypes.bfloat16), "block_tables": tables},
         **{"k_cache": rng.standard_normal((3, 2, 64)).astype(ml_dtypes.bfloat16)},

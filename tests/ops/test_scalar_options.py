@@ -37,6 +37,14 @@ RELATED: dict[str, dict[str, Any]] = {
         **{"k": np.ones((2, 128), np.float32), "cache": np.zeros((2, 3, 132), np.uint8)},
         "slot_mapping": np.array([1, 4], np.int32),
     },
+    "concat_and_cache_mla": {
+        **{"kv_c": np.ones((2, 512), np.float32), "k_pe": np.ones((2, 64), np.float32), "cache_format": "v32_fp8"},
+        **{"cache": np.zeros((2, 3, 656), np.uint8), "slot_mapping": np.array([1, 4], np.int32)},
+    },
+    "gather_mla_cache": {
+        **{"cache": np.zeros((2, 3, 656), np.uint8), "slots": np.array([1, 4], np.int32)},
+        "cache_format": "v32_fp8",
+    },
     "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.array([1, 4], np.int32)},
     "paged_indexer_logits": {
         **{"q": np.zeros((2, 1, 4, 64), np.uint8), "k_cache": np.zeros((3, 2, 68), np.uint8)},

@@ -11,8 +11,8 @@ import pytest
 
 import cupymla
 from cupymla.errors import InputError
+from cupymla.ops.mla_cache.latents import FORMATS, dequantized, exponent_scales
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
-from cupymla.ops.sparse_mla_decode.formats import FORMATS, dequantized, exponent_scales
 from cupymla.testing.operators import Subject
 
 SUBJECT = Subject("sparse_mla_decode")

@@ -1,8 +1,8 @@
 // E4M3 codes with a scale for each group of channels to bf16, eight channels a thread: one fp32 product each, rounded.
 // What is computed: `dequantize_fp8` in cupymla/ops/mla_cache/reference.py.
 #include "../../common/entry.cuh"
-#include "../../common/fp8_fp4.cuh"
 #include "../../common/types.cuh"
+#include "decode.cuh"
 #include "floats.cuh"
 #include "params.cuh"
 #include "rows.cuh"
@@ -10,16 +10,6 @@
 namespace cupymla::mla_cache {
 
 constexpr int kThreads = 256;
-
-__device__ __forceinline__ void decode(float (&values)[kChannels], uint2 codes, float scale) {
-#pragma unroll
-  for (int i = 0; i < kChannels / 2; ++i) {
-    const uint32_t word = i < 2 ? codes.x : codes.y;
-    const float2 pair = __half22float2(halves_of_e4m3(i % 2 == 0 ? word & 0xffffu : word >> 16));
-    values[2 * i] = __fmul_rn(pair.x, scale);
-    values[2 * i + 1] = __fmul_rn(pair.y, scale);
-  }
-}
 
 }  // namespace cupymla::mla_cache
 

@@ -38,6 +38,8 @@ __all__ = [
     "hadamard",
     "indexer_k_quant_and_cache",
     "gather_indexer_cache",
+    "concat_and_cache_mla",
+    "gather_mla_cache",
 ]
 
 
@@ -512,4 +514,30 @@ def gather_indexer_cache(
     """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
 
     `cupymla.gather_indexer_cache` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def concat_and_cache_mla(
+    kv_c: Array | NDArray[Any], k_pe: Array | NDArray[Any], cache: Array | NDArray[Any],
+    slot_mapping: Array | NDArray[Any], *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+    scale_rule: Literal['amax', 'pow2'] | None = None,
+) -> Array:
+    """Write latents and rotary parts of keys into their slots of a paged cache, in place.
+
+    `cupymla.concat_and_cache_mla` for JAX arrays, traced or not; see there for the arguments.
+
+    Returns new cache; the old ones are not changed.
+
+    `k_pe` is an array: rows of 512 are written without a bridge.
+    """
+
+
+def gather_mla_cache(
+    cache: Array | NDArray[Any], slots: Array | NDArray[Any] | None = None, *,
+    cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], block_tables: Array | NDArray[Any] | None = None,
+    cu_lens: Array | NDArray[Any] | None = None, rows: int | None = None,
+) -> Array:
+    """Read rows of latents and rotary parts out of a paged cache, as bfloat16.
+
+    `cupymla.gather_mla_cache` for JAX arrays, traced or not; see there for the arguments.
     """

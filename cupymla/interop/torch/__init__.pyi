@@ -33,6 +33,8 @@ __all__ = [
     "hadamard",
     "indexer_k_quant_and_cache",
     "gather_indexer_cache",
+    "concat_and_cache_mla",
+    "gather_mla_cache",
 ]
 
 
@@ -462,4 +464,26 @@ def gather_indexer_cache(
     """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
 
     `cupymla.gather_indexer_cache` as a torch operator; see there for the arguments.
+    """
+
+
+def concat_and_cache_mla(
+    kv_c: Tensor, k_pe: Tensor, cache: Tensor, slot_mapping: Tensor, *,
+    cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], scale_rule: Literal['amax', 'pow2'] | None = None,
+) -> Tensor:
+    """Write latents and rotary parts of keys into their slots of a paged cache, in place.
+
+    `cupymla.concat_and_cache_mla` as a torch operator; see there for the arguments.
+
+    `k_pe` is an array: rows of 512 are written without a bridge.
+    """
+
+
+def gather_mla_cache(
+    cache: Tensor, slots: Tensor | None = None, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+    block_tables: Tensor | None = None, cu_lens: Tensor | None = None, rows: int | None = None,
+) -> Tensor:
+    """Read rows of latents and rotary parts out of a paged cache, as bfloat16.
+
+    `cupymla.gather_mla_cache` as a torch operator; see there for the arguments.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ... import build, driver
 from ...build.source import KernelSource
@@ -15,8 +16,15 @@ from ..bound import Launches, Results
 from ..gpu import check_record
 from . import plan
 from .formats import INDEXER_FP8
-from .paged_spec import GATHER, WRITE, GatherProblem, GatherViews, WriteProblem, WriteViews
-from .records import DequantizeParameters, GatherParameters, HadamardParameters, QuantizeParameters
+from .paged_spec import GATHER, WRITE, GatherProblem, GatherViews, PlacesViews, WriteProblem, WriteViews
+from .records import (
+    ConcatParameters,
+    DequantizeParameters,
+    GatherLatentParameters,
+    GatherParameters,
+    HadamardParameters,
+    QuantizeParameters,
+)
 from .reference import hadamard_factor
 from .spec import ARGUMENTS, DEQUANTIZE, FLOATS, HADAMARD, DequantizeViews, HadamardViews, Problem, Views
 
@@ -31,6 +39,8 @@ _RECORDS: dict[str, type[ctypes.Structure]] = {
     "dequantize_fp8": DequantizeParameters,
     "gather_indexer_cache": GatherParameters,
     "hadamard": HadamardParameters,
+    "concat_and_cache_mla": ConcatParameters,
+    "gather_mla_cache": GatherLatentParameters,
 }
 
 
@@ -172,6 +182,25 @@ class Write(Launches):
         record.x, record.codes, record.slots = views.k.ptr, views.cache.ptr, views.slot_mapping.ptr
 
 
+def lay_out_places(record: Any, views: PlacesViews) -> None:
+    """Write the strides of what names a gather's places."""
+    slots, tables, lens = views.slots, views.block_tables, views.cu_lens
+    if slots is not None:
+        record.slots_row, record.slots_wide = slots.strides[0], int(slots.dtype == "int64")
+    elif tables is not None and lens is not None:
+        record.requests, record.width = tables.shape
+        record.tables_request, record.tables_block = tables.strides
+        (record.lens_request,) = lens.strides
+
+
+def point_at_places(record: Any, views: PlacesViews) -> None:
+    """Set the addresses of the cache and of what names a gather's places."""
+    record.cache = views.cache.ptr
+    for name in ("slots", "block_tables", "cu_lens"):
+        seen = getattr(views, name)
+        setattr(record, name, None if seen is None else seen.ptr)
+
+
 _GATHERED_BYTES = 16
 """Of a thread; `kBytes` in cuda/mla_cache/sm80/gather_indexer_cache.cu."""
 
@@ -191,23 +220,14 @@ class Gather(Launches):
             page=pages.page,
             blocks=pages.blocks,
         )
-        record, slots, tables, lens = self._record, views.slots, views.block_tables, views.cu_lens
-        if slots is not None:
-            record.slots_row, record.slots_wide = slots.strides[0], int(slots.dtype == "int64")
-        elif tables is not None and lens is not None:
-            record.requests, record.width = tables.shape
-            record.tables_request, record.tables_block = tables.strides
-            (record.lens_request,) = lens.strides
+        lay_out_places(self._record, views)
         threads = problem.rows * INDEXER_FP8.channels // _GATHERED_BYTES
         super().__init__(launcher("gather_indexer_cache", GATHER.operator, problem.device, self._record, threads))
 
     def point(self, views: GatherViews, results: Sequence[int], workspace: int) -> None:
         """Set every address."""
         record = self._record
-        record.cache = views.cache.ptr
-        for name in ("slots", "block_tables", "cu_lens"):
-            seen = getattr(views, name)
-            setattr(record, name, None if seen is None else seen.ptr)
+        point_at_places(record, views)
         record.k, record.k_scale = results
 
 

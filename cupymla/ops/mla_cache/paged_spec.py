@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -39,13 +39,43 @@ class Pages:
         return self.blocks * self.page
 
 
+class PlacesViews(Protocol):
+    """The arrays of a gather: the cache, and what names the places in it."""
+
+    cache: View
+    slots: View | None
+    block_tables: View | None
+    cu_lens: View | None
+
+
+class PlacesProblem(Protocol):
+    """A gather: how many rows of which pages."""
+
+    @property
+    def rows(self) -> int:
+        """N."""
+
+    @property
+    def pages(self) -> Pages:
+        """Of the cache."""
+
+
 class CacheChecks(CodesChecks):
     """The checks of a call with a paged cache."""
 
     def cache(self, array: Any, layout: PagedFormat, output: bool = False) -> tuple[View, Pages]:
         """The argument `cache`: [blocks, page, bytes] or [blocks, page, 1, bytes], each block contiguous."""
         seen = self.view(array, "cache", FP8, output=output)
-        token = layout.token_bytes
+        return seen, self.pages(seen, layout.token_bytes, layout.alignment)
+
+    def pages(self, seen: View, token: int, alignment: int) -> Pages:
+        """The pages of `cache`, [blocks, page, token] or [blocks, page, 1, token], each block contiguous.
+
+        Args:
+            seen: the cache.
+            token: elements of a token.
+            alignment: bytes, of which the distance of blocks and the address are multiples.
+        """
         middle = seen.shape[2:-1]
         if seen.ndim not in (3, 4) or seen.shape[-1] != token or middle not in ((), (1,)) or not seen.shape[1]:
             expected = f"shape [blocks, page, {token}] or [blocks, page, 1, {token}], page at least 1"
@@ -54,16 +84,36 @@ class CacheChecks(CodesChecks):
         if max(blocks, 1) * page > MAX_EXTENT:
             raise self.error("cache", f"up to {MAX_EXTENT} tokens, blocks * page", max(blocks, 1) * page)
         if not blocks:
-            return seen, Pages(0, page, 0)
+            return Pages(0, page, 0)
         if seen.strides[-1] != 1 or (page > 1 and seen.strides[1] != token):
-            raise self.error("cache", f"blocks of page * {token} contiguous bytes", f"strides {list(seen.strides)}")
-        block_bytes = seen.strides[0] if blocks > 1 else page * token
-        if block_bytes < 0 or block_bytes % layout.alignment:
-            expected = f"a distance of blocks that is a multiple of {layout.alignment} bytes, not negative"
+            raise self.error(
+                "cache", f"blocks of page * {token * seen.itemsize} contiguous bytes", f"strides {list(seen.strides)}"
+            )
+        block_bytes = (seen.strides[0] if blocks > 1 else page * token) * seen.itemsize
+        if block_bytes < 0 or block_bytes % alignment:
+            expected = f"a distance of blocks that is a multiple of {alignment} bytes, not negative"
             raise self.error("cache", expected, f"{block_bytes} bytes")
-        if seen.ptr % layout.alignment:
-            raise self.error("cache", f"an address that is a multiple of {layout.alignment} bytes", hex(seen.ptr))
-        return seen, Pages(blocks, page, block_bytes)
+        if seen.ptr % alignment:
+            raise self.error("cache", f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
+        return Pages(blocks, page, block_bytes)
+
+    def places(self, views: PlacesViews, slots: Any, block_tables: Any, cu_lens: Any, rows: int | None) -> int:
+        """What names a gather's places, written into `views`: how many there are."""
+        if slots is not None:
+            for argument, given in (("block_tables", block_tables), ("cu_lens", cu_lens), ("rows", rows)):
+                if given is not None:
+                    raise self.error(argument, "None with slots", type(given).__name__)
+            views.slots = self.needed(slots, "slots", (None,), "[N]", INDICES)
+            return self.extent(views.slots, "slots", 0, "slots")
+        if block_tables is None:
+            raise self.error("slots", "an array of shape [N], or block_tables, cu_lens and rows", None)
+        views.block_tables = self.needed(block_tables, "block_tables", (None, None), "[B, width]", ("int32",))
+        requests = self.extent(views.block_tables, "block_tables", 0, "requests")
+        self.extent(views.block_tables, "block_tables", 1, "blocks of a request")
+        views.cu_lens = self.needed(cu_lens, "cu_lens", (requests + 1,), f"[{requests + 1}]", ("int32",))
+        if rows is None:
+            raise self.error("rows", "how many rows there are, with block_tables", None)
+        return rows
 
     def needed(
         self, array: Any, argument: str, shape: tuple[int | None, ...], spelled: str, dtypes: tuple[str, ...]
@@ -144,10 +194,11 @@ def read_write(k: Any, cache: Any, slot_mapping: Any, *, scale_rule: Any = "amax
 
 def look_at_slot_mapping(views: WriteViews, problem: WriteProblem, stream: object) -> None:
     """Raise InputError for slots that are neither -1 nor in the cache."""
-    _require_slots(tensor.fetched(views.slot_mapping, stream), "slot_mapping", problem.pages, WRITE.operator)
+    require_slots(tensor.fetched(views.slot_mapping, stream), "slot_mapping", problem.pages, WRITE.operator)
 
 
-def _require_slots(slots: Any, argument: str, pages: Pages, operator: str) -> None:
+def require_slots(slots: Any, argument: str, pages: Pages, operator: str) -> None:
+    """Raise InputError for slots that are neither -1 nor in the cache."""
     wrong = np.flatnonzero((slots < -1) | (slots >= pages.num_slots))
     if wrong.size:
         place = int(wrong[0])
@@ -215,22 +266,7 @@ def read_gather(
     seen, pages = checks.cache(cache, INDEXER_FP8)
     options = checks.chosen(GATHER, rows)
     views = GatherViews(seen)
-    if slots is not None:
-        for argument, given in (("block_tables", block_tables), ("cu_lens", cu_lens), ("rows", options.rows)):
-            if given is not None:
-                raise checks.error(argument, "None with slots", type(given).__name__)
-        views.slots = checks.needed(slots, "slots", (None,), "[N]", INDICES)
-        count = checks.extent(views.slots, "slots", 0, "slots")
-    else:
-        if block_tables is None:
-            raise checks.error("slots", "an array of shape [N], or block_tables, cu_lens and rows", None)
-        views.block_tables = checks.needed(block_tables, "block_tables", (None, None), "[B, width]", ("int32",))
-        requests = checks.extent(views.block_tables, "block_tables", 0, "requests")
-        checks.extent(views.block_tables, "block_tables", 1, "blocks of a request")
-        views.cu_lens = checks.needed(cu_lens, "cu_lens", (requests + 1,), f"[{requests + 1}]", ("int32",))
-        if options.rows is None:
-            raise checks.error("rows", "how many rows there are, with block_tables", None)
-        count = options.rows
+    count = checks.places(views, slots, block_tables, cu_lens, options.rows)
     views.k = checks.codes(k, "k", (count, INDEXER_FP8.channels))
     views.k_scale = checks.shaped(k_scale, "k_scale", (count,), ("float32",), output=True)
     checks.separate()
@@ -239,9 +275,14 @@ def read_gather(
 
 def look_at_places(views: GatherViews, problem: GatherProblem, stream: object) -> None:
     """Raise InputError for slots, used blocks and lengths that are out of range; -1 is none."""
+    require_places(views, problem, stream, GATHER.operator)
+
+
+def require_places(views: PlacesViews, problem: PlacesProblem, stream: object, operator: str) -> None:
+    """Raise InputError for slots, used blocks and lengths that are out of range; -1 is none."""
     pages = problem.pages
     if views.slots is not None:
-        _require_slots(tensor.fetched(views.slots, stream), "slots", pages, GATHER.operator)
+        require_slots(tensor.fetched(views.slots, stream), "slots", pages, operator)
         return
     assert views.block_tables is not None and views.cu_lens is not None
     tables, lens = tensor.fetched(views.block_tables, stream), tensor.fetched(views.cu_lens, stream)
@@ -249,7 +290,7 @@ def look_at_places(views: GatherViews, problem: GatherProblem, stream: object) -
     if wrong.size:
         place = int(wrong[0])
         expected = f"numbers from 0 to rows {problem.rows} that do not fall"
-        raise InputError("cu_lens", expected, f"{lens[place]} at [{place}]", GATHER.operator)
+        raise InputError("cu_lens", expected, f"{lens[place]} at [{place}]", operator)
     request, position = requested(lens, problem.rows)
     column = position // pages.page
     used = (request >= 0) & (column < tables.shape[1])
@@ -257,4 +298,4 @@ def look_at_places(views: GatherViews, problem: GatherProblem, stream: object) -
     bad = [(a, b) for a, b in np.unique(places, axis=0) if not -1 <= tables[a, b] < pages.blocks]
     if bad:
         a, b = map(int, bad[0])
-        raise InputError("block_tables", f"-1 to {pages.blocks - 1}", f"{tables[a, b]} at [{a}, {b}]", GATHER.operator)
+        raise InputError("block_tables", f"-1 to {pages.blocks - 1}", f"{tables[a, b]} at [{a}, {b}]", operator)

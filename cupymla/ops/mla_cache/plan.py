@@ -9,7 +9,14 @@ from ...errors import InputError, UnsupportedError, shown
 
 TARGETS = ("sm_80", "sm_90", "sm_100f")
 
-KERNELS = ("quantize_fp8", "dequantize_fp8", "gather_indexer_cache", "hadamard")
+KERNELS = (
+    "quantize_fp8",
+    "dequantize_fp8",
+    "gather_indexer_cache",
+    "hadamard",
+    "concat_and_cache_mla",
+    "gather_mla_cache",
+)
 """A translation unit each. Dtypes and groups are parameters: the kernels wait for memory, not for branches."""
 
 

@@ -1,4 +1,4 @@
-"""Parameter records: mirrored structs of those in cuda/mla_cache/sm80/params.cuh."""
+"""Parameter records: mirrored structs of those in params.cuh and latent_params.cuh of cuda/mla_cache/sm80."""
 
 from __future__ import annotations
 
@@ -38,6 +38,29 @@ class GatherParameters(ctypes.Structure):
         *((name, _I64) for name in ("slots_row", "tables_request", "tables_block", "lens_request")),
         *((name, _I64) for name in ("k_row", "k_scale_row", "block_bytes", "num_slots", "rows")),
         *((name, _I32) for name in ("page", "blocks", "slots_wide", "requests", "width")),
+    )
+
+
+class ConcatParameters(ctypes.Structure):
+    """Mirrors `ConcatParameters` of latent_params.cuh."""
+
+    _fields_ = (
+        *((name, _P) for name in ("kv_c", "k_pe", "cache", "slots")),
+        *((name, _I64) for name in ("kv_c_row", "k_pe_row", "slots_row", "block_bytes", "num_slots", "tokens")),
+        *((name, _I32) for name in ("page", "slots_wide", "type", "channels", "rope", "codes", "row_bytes")),
+        *((name, _I32) for name in ("wide_begin", "lanes_log2", "exponents", "pow2")),
+    )
+
+
+class GatherLatentParameters(ctypes.Structure):
+    """Mirrors `GatherLatentParameters` of latent_params.cuh."""
+
+    _fields_ = (
+        *((name, _P) for name in ("cache", "slots", "block_tables", "cu_lens", "kv")),
+        *((name, _I64) for name in ("slots_row", "tables_request", "tables_block", "lens_request")),
+        *((name, _I64) for name in ("kv_row", "block_bytes", "num_slots", "rows")),
+        *((name, _I32) for name in ("page", "blocks", "slots_wide", "requests", "width", "channels", "codes")),
+        *((name, _I32) for name in ("row_bytes", "wide_begin", "group_log2", "exponents")),
     )
 
 

@@ -45,7 +45,7 @@ def indexer_k_quant_and_cache(k: Array, cache: Array, slot_mapping: Array, *, sc
     """Write k [T, 128] into the cache's slots, in place; slots out of it are skipped."""
     codes, scales = quantize_fp8(k, scale_rule=scale_rule)
     code_pages, scale_pages = pages(cache, INDEXER_FP8)
-    kept, block, place = _located(slot_mapping, *code_pages.shape[:2])
+    kept, block, place = located(slot_mapping, *code_pages.shape[:2])
     code_pages[block, place] = codes.view(np.uint8)[kept]
     scale_pages[block, place] = scales.view(np.uint8)[kept]
 
@@ -63,13 +63,13 @@ def gather_indexer_cache(
     if slots is None:
         assert block_tables is not None and cu_lens is not None and rows is not None
         slots = slots_of(block_tables, cu_lens, rows, code_pages.shape[1])
-    kept, block, place = _located(slots, *code_pages.shape[:2])
+    kept, block, place = located(slots, *code_pages.shape[:2])
     k, k_scale = np.zeros((len(slots), INDEXER_FP8.channels), np.uint8), np.zeros((len(slots), 4), np.uint8)
     k[kept], k_scale[kept] = code_pages[block, place], scale_pages[block, place]
     return k.view(E4M3), k_scale.view(np.float32)[:, 0]
 
 
-def _located(slots: Array, num_blocks: int, page: int) -> tuple[Array, Array, Array]:
+def located(slots: Array, num_blocks: int, page: int) -> tuple[Array, Array, Array]:
     """Which slots are in the cache, and their blocks and places there."""
     kept = (slots >= 0) & (slots < num_blocks * page)
     return kept, *np.divmod(slots[kept].astype(np.int64), page)

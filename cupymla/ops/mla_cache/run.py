@@ -11,7 +11,8 @@ from ...arch import Gpu
 from ...build import KernelSource
 from ..calls import Calls
 from ..mla import by_reference
-from . import cuda, paged_spec, plan, reference, spec
+from . import cuda, latent_cuda, latent_reference, latent_spec, paged_spec, plan, reference, spec
+from .latent_spec import ConcatProblem, ConcatViews
 from .paged_spec import WriteProblem, WriteViews
 
 QUANTIZE_FP8 = Calls(
@@ -62,6 +63,36 @@ GATHER_INDEXER_CACHE = Calls(
     cuda.Gather,
     by_reference(paged_spec.GATHER, reference.gather_indexer_cache, cuda.gather_wanted),
     look=paged_spec.look_at_places,
+)
+
+
+def _concat_on_cpu(views: ConcatViews, problem: ConcatProblem) -> Callable[[], Any]:
+    kv_c, cache, slots = map(tensor.to_numpy, (views.kv_c, views.cache, views.slot_mapping))
+    k_pe = None if views.k_pe is None else tensor.to_numpy(views.k_pe)
+    options = {name: getattr(problem.options, name) for name in latent_spec.CONCAT.options}
+
+    def run() -> Any:
+        latent_reference.concat_and_cache_mla(kv_c, k_pe, cache, slots, **options)
+        return views.cache.owner
+
+    return run
+
+
+CONCAT_AND_CACHE_MLA = Calls(
+    latent_spec.CONCAT,
+    latent_spec.read_concat,
+    cuda.nothing_wanted,
+    latent_cuda.Concat,
+    _concat_on_cpu,
+    look=latent_spec.look_at_slot_mapping,
+)
+GATHER_MLA_CACHE = Calls(
+    latent_spec.GATHER,
+    latent_spec.read_gather,
+    latent_cuda.gather_wanted,
+    latent_cuda.Gather,
+    by_reference(latent_spec.GATHER, latent_reference.gather_mla_cache, latent_cuda.gather_wanted),
+    look=latent_spec.look_at_places,
 )
 
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ..case import Case
-from .formats import BF16, FORMATS, block_bytes, encode
+from ..mla_cache.latents import BF16, FORMATS, block_bytes, encode
 
 OUTPUTS = ("out", "lse")
 """The output parameters, in the order in which the call returns them."""

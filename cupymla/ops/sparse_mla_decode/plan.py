@@ -14,7 +14,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..mla import DTYPES
-from .formats import FORMATS
+from ..mla_cache.latents import FORMATS
 from .spec import OPERATOR, Problem
 
 SOURCE = "sparse_mla_decode/sm90/sparse_mla_decode.cu"

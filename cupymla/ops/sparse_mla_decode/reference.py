@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..mla import D_V
+from ..mla_cache.latents import FORMATS, LatentFormat, dequantized
 from ..mla_reference import Precision
 from ..sparse_mla_fwd.reference import sparse_mla_fwd
-from .formats import FORMATS, LatentFormat, dequantized
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,7 @@ from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, Number, option
 from ..indexer_validation import FP8, MAX_EXTENT, Validation
 from ..mla import D_V, DTYPES, MAX_POSITION, SCALE_BITS
-from .formats import FORMATS, LatentFormat
+from ..mla_cache.latents import FORMATS, LatentFormat
 
 OPERATOR = "sparse_mla_decode"
 MAX_HEADS = 128

@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .formats import E4M3
+
 Array = npt.NDArray[Any]
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class LatentFormat:
         group: channels that share a scale.
         scale_bytes: of a token; behind the codes, or behind all rows of a block.
         alignment: bytes, of which a block's distance to the next is a multiple, and the cache's address.
+        exponents: whether scales are bytes of E8M0 behind all rows of a block; else fp32 behind a row's codes.
     """
 
     name: str
@@ -40,6 +42,16 @@ class LatentFormat:
     group: int = 0
     scale_bytes: int = 0
     alignment: int = 16
+    exponents: bool = False
+
+    @property
+    def wide_begin(self) -> int:
+        """Bytes of a row before its bf16 channels."""
+        return self.codes + (0 if self.exponents else self.scale_bytes)
+
+    def row_bytes(self, d_qk: int) -> int:
+        """From a row of a block to the next."""
+        return self.wide_begin + 2 * (d_qk - self.codes)
 
     def token_bytes(self, d_qk: int) -> int:
         """Of a token, with its scales."""
@@ -51,7 +63,7 @@ FORMATS = {
     for made in (
         LatentFormat("bf16", 0, (576, 512)),
         LatentFormat("v32_fp8", 1, (576,), codes=512, group=128, scale_bytes=16),
-        LatentFormat("v4_fp8", 2, (512,), codes=448, group=64, scale_bytes=8, alignment=8),
+        LatentFormat("v4_fp8", 2, (512,), codes=448, group=64, scale_bytes=8, alignment=8, exponents=True),
     )
 }
 
