@@ -20,6 +20,7 @@ __all__ = [
     "hadamard",
     "indexer_k_quant_and_cache",
     "indexer_logits",
+    "indexer_loss",
     "indexer_topk",
     "matrix_bd",
     "nvfp4_gemv",
