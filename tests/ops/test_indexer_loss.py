@@ -154,7 +154,7 @@ def test_plans() -> None:
         plan.variant(arch.named("sm_100f"))
     for wrong in ({"dtype": "float32"}, {"channels": 96}, {"heads": 24}, {"filled": 1}):
         with pytest.raises(InputError, match=next(iter(wrong))):
-            plan.variant(hopper, **wrong)  # type: ignore[arg-type]
+            plan.variant(hopper, **wrong)
 
 
 def test_the_record_is_the_kernels() -> None:
