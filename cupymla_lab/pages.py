@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cupymla
 from cupymla import evidence
@@ -168,6 +169,57 @@ def host() -> str:
     return report.marked_table("host", heading, ["operator", "launches", *ways], rows)
 
 
+def models() -> str:
+    """What transformers' models take alone and with cupymla, as `python -m cupymla_lab models` wrote it."""
+    file = newest("models")
+    if file is None:
+        return report.marked_text("models", "No run is recorded yet.")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    timed = [row for row in content["rows"] if row["what"] != "error"]
+    works = list(dict.fromkeys(_work(row) for row in timed))
+    cells = []
+    for work in works:
+        own, ours = (
+            next((row for row in timed if _work(row) == work and (row["attention"] == "cupymla") == mine), None)
+            for mine in (False, True)
+        )
+        faster = f"{own['ms'] / ours['ms']:.1f}x" if own and ours and "ms" in own and "ms" in ours else ""
+        cells.append([work, _cost(own), _cost(ours), faster])
+    heading = f"{content['gpu']}, {content['date']}, transformers {content['transformers']}; time, and the most memory."
+    return report.marked_table("models", heading, ["work", "transformers alone", "with cupymla", "faster"], cells)
+
+
+def _of_models(what: str, heads: int, tokens: int) -> list[str]:
+    """A row of the README's table: two layers of a model of transformers, with cupymla and alone."""
+    file = newest("models")
+    assert file is not None
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    of = [row for row in rows if (row["what"], row["heads"], row["tokens"], row["batch"]) == (what, heads, tokens, 1)]
+    (own,) = (row for row in of if row["attention"] != "cupymla")
+    (ours,) = (row for row in of if row["attention"] == "cupymla")
+    problem = f"two layers of GLM-5's shape in transformers, {_WORDS[what]}, {tokens} tokens"
+    return [problem, _cost(ours), f"transformers alone: {_cost(own)}", f"{own['ms'] / ours['ms']:.2f}x"]
+
+
+_WORDS = {
+    "train": "training step",
+    "prefill": "prefill in chunks of 1024",
+    "decode": "decode step",
+    "graph": "decode step, static cache, CUDA graph",
+}
+
+
+def _work(row: Mapping[str, Any]) -> str:
+    batch = "" if row["batch"] == 1 else f", batch {row['batch']}"
+    return f"{_WORDS[row['what']]}, {row['heads']} heads, {row['tokens']} tokens{batch}"
+
+
+def _cost(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not run"
+    return f"{row['ms']:.1f} ms, {row['peak_gib']:.1f} GiB" if "ms" in row else row["failed"].partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A comparison with its numbers.
@@ -214,6 +266,7 @@ def comparison() -> str:
         ]
         for one in found
     ]
+    rows += _of_models("train", 32, 8192), _of_models("prefill", 64, 131072)
     columns = ["problem", "cupymla", "measured beside it", "cupymla's speed"]
     return report.marked_table("peers", f"{where}.", columns, rows)
 
@@ -298,6 +351,7 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "docs/support.md": (evidence.support_markdown,),
     "docs/reference.md": (reference,),
     "docs/benchmarks.md": (host,),
+    "docs/transformers.md": (models,),
     **{
         f"docs/operators/{entry.folder}.md": (lambda name=entry.name: performance(name),)  # type: ignore[misc]
         for entry in registry.OPERATORS

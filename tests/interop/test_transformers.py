@@ -187,6 +187,32 @@ def test_padding(side: str) -> None:
 
 
 @pytest.mark.parametrize("family", HERE)
+def test_packed_sequences(family: str) -> None:
+    """Each has the logits of the sequence alone; positions that begin anew tell them apart."""
+    model = model_of(family, topk=6)
+    dsa.enable(model)
+    ids = tokens()
+    packed = torch.cat((torch.arange(10), torch.arange(TOKENS - 10)))[None].expand(2, -1)
+    with torch.no_grad():
+        whole = states(model, ids, position_ids=packed)
+        torch.testing.assert_close(whole[:, :10], states(model, ids[:, :10]), atol=0.02, rtol=0.02)
+        torch.testing.assert_close(whole[:, 10:], states(model, ids[:, 10:]), atol=0.02, rtol=0.02)
+
+
+def test_compiled() -> None:
+    """`torch.compile` gives the logits and gradients of the model that is not compiled."""
+    model, ids = model_of("glm_moe_dsa", topk=6), tokens()
+    dsa.enable(model)
+    found = []
+    for call in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        logits = states(call, ids)
+        logits.float().pow(2).mean().backward()
+        found.append((logits.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("family", HERE)
 def test_prefill_in_chunks_and_decode_are_the_whole_forward(family: str) -> None:
     """Through a dynamic cache that is filled by 8, then 1 token at a time, then cropped and filled again."""
     model = model_of(family, topk=6)
@@ -274,8 +300,8 @@ def test_disable_gives_the_model_back() -> None:
         assert model.config._attn_implementation == "eager"
         assert torch.equal(states(model, tokens()), before)
         dsa.disable(model)
-        twin = copy.deepcopy(model)
-        dsa.enable(twin)
+        copied = copy.deepcopy(model)
+        dsa.enable(copied)
         assert [type(m) for m in model.modules()] == kinds
 
 
@@ -315,7 +341,7 @@ def test_other_models_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_calls_that_it_cannot_serve_are_refused() -> None:
-    """Attention weights as outputs, dropped weights, packed sequences, masks with holes, masks of one's own."""
+    """Attention weights as outputs, dropped weights, masks with holes, masks of one's own."""
     model, ids = model_of("glm_moe_dsa", attention_dropout=0.5), tokens()
     dsa.enable(model)
     with pytest.raises(UnsupportedError, match="output_attentions"):
@@ -323,9 +349,6 @@ def test_calls_that_it_cannot_serve_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"attention_dropout=0\.5"):
         model.train()(ids)
     model.eval()
-    packed = torch.cat((torch.arange(10), torch.arange(TOKENS - 10)))[None].expand(2, -1)
-    with pytest.raises(UnsupportedError, match="packed sequences"):
-        model(ids, position_ids=packed, use_cache=False)
     holes = torch.ones(2, TOKENS, dtype=torch.long)
     holes[0, 7] = 0
     with pytest.raises(UnsupportedError, match="zeros between ones"):

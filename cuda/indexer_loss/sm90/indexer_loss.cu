@@ -1,7 +1,7 @@
-// The indexer's KL loss over selected keys and its gradient, for Hopper: 64 gathered keys are the rows of a product, the
-// heads of the query its columns, so that a sum over heads stays in four lanes. A row's scores wait in `grad_logits`
-// until its log-sum-exp is known; so any topk works, in the memory of the result. storage.cuh has who waits for whom,
-// common/indexer_score.cuh the order of operations of a score.
+// The indexer's KL loss over selected keys and its gradient, for Hopper: 64 gathered keys are the rows of a product,
+// the heads of the query its columns, so that a sum over heads stays in four lanes. A row's scores wait in
+// `grad_logits` until its log-sum-exp is known; so any topk works, in the memory of the result. storage.cuh has who
+// waits for whom, common/indexer_score.cuh the order of operations of a score.
 #include "../../common/entry.cuh"
 #include "../../common/sm90/swizzle_64_tiles.cuh"
 #include "gather.cuh"
@@ -175,7 +175,9 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_loss::kThreads, 2)
   }
   double total = over_block(storage, loss, Plus{});
   if (mass != 0.0f) total += static_cast<double>(whole) * left_out;
-  if (thread == 0) params.loss[query.batch * params.loss_batch + query.query * params.loss_query] = static_cast<float>(total);
+  if (thread == 0) {
+    params.loss[query.batch * params.loss_batch + query.query * params.loss_query] = static_cast<float>(total);
+  }
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::indexer_loss::kThreads,

@@ -2,12 +2,12 @@
 //
 // There is no barrier but __syncthreads, which all threads reach equally often: the number of tiles is the same in all.
 //
-// who waits          | how                                     | what it says
-// -------------------+-----------------------------------------+---------------------------------------------------------
-// a thread           | cp.async.wait_group, then its own fence | its copies into tile i's stage are there, for wgmma too
-// all, at tile i     | __syncthreads                           | everybody's copies and ids of tile i are there; everybody
-//                    |                                         | is done with tile i - 1, whose stage is filled next
-// all, past tiles    | __syncthreads, twice for each sum       | the scores in `grad_logits` and parts of the sums are there
+// who waits       | how                            | what it says
+// ----------------+--------------------------------+---------------------------------------------------------
+// a thread        | cp.async.wait_group, own fence | its copies into tile i's stage are there, for wgmma too
+// all, at tile i  | __syncthreads                  | everybody's copies and ids of tile i are there; everybody
+//                 |                                | is done with tile i - 1, whose stage is filled next
+// all, past tiles | __syncthreads, twice for a sum | scores in `grad_logits` and parts of the sums are there
 //
 //   tile i                                    | meanwhile
 //   ------------------------------------------+-------------------------------------

@@ -60,6 +60,7 @@ def enable(model: Any) -> Report:
         UnsupportedError: the version of transformers, the family, a shape, a dtype or a module's signature does not
             fit; nothing was changed.
     """
+    import torch
     import transformers
     from transformers import masking_utils, modeling_utils
 
@@ -73,7 +74,8 @@ def enable(model: Any) -> Report:
     for name, module, _ in found:
         _check(name, module)
     modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, attention.attention)
-    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, masks.key_ranges)
+    # It looks at functions and, of padding, at values: what a compiler would have to break at anyway.
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(masks.key_ranges))
     replaced = []
     for name, module, family in found:
         replaced.append(name)

@@ -104,7 +104,7 @@ def _selection(
     """The ids [B, S, topk] int32 of the keys that each query selects, ascending, -1 behind them."""
     if ranges is None or ranges.dtype != torch.int32:
         raise UnsupportedError(
-            "a mask of one's own, or packed sequences",
+            "a mask of one's own",
             str(hidden.device),
             "causal attention with a padding mask [batch, length]",
         )

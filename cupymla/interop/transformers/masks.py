@@ -21,15 +21,16 @@ def key_ranges(
 ) -> Any:
     """The first visible key of each query and the one after the last, [B, 1, S, 2] int32; -1 is never in it.
 
-    A mask function of transformers, with the arguments of those. A mask that is not causal (a sliding window, packed
-    sequences) is made by transformers' own function for SDPA, as a bool tensor.
+    A mask function of transformers, with the arguments of those. A mask that is not causal, such as a sliding window's,
+    is made by transformers' own function for SDPA, as a bool tensor.
 
     Raises:
         UnsupportedError: the padding mask of a sequence has holes: its ones do not stand together.
     """
     from transformers import masking_utils
 
-    if mask_function is not None and mask_function is not masking_utils.causal_mask_function:
+    causal, sequences = (True, None) if mask_function is None else _parts(mask_function)
+    if not causal:
         return masking_utils.sdpa_mask(
             batch_size,
             q_length,
@@ -50,12 +51,49 @@ def key_ranges(
         kept = attention_mask[:, :kv_length].to(torch.bool)
         first = kept.to(torch.int32).argmax(-1, keepdim=True)
         last = first + kept.sum(-1, keepdim=True)
-        if not torch.compiler.is_compiling() and not _together(kept, first, last):
+        if not _together(kept, first, last):
             raise UnsupportedError("a padding mask with zeros between ones", str(device), "padding at the ends")
         starts = first.expand_as(ends)
         ends = torch.minimum(ends, last)
-    # Each of the two lies contiguous, as kernels want them.
-    return torch.stack((starts, ends)).to(torch.int32).permute(1, 2, 0)[:, None]
+    if sequences is not None:
+        # A sequence begins where the number of its neighbour is another one.
+        positions = torch.arange(q_length, device=ends.device).expand(batch_size, q_length)
+        sequences = sequences.to(ends.device).expand(batch_size, q_length)
+        before = torch.nn.functional.pad(sequences[:, :-1], (1, 0), value=-1)
+        first = torch.where(sequences != before, positions, 0).cummax(-1).values
+        starts = torch.maximum(starts, first)
+    return _side_by_side(starts, ends)[:, None]
+
+
+def _side_by_side(starts: Any, ends: Any) -> Any:
+    """[B, S, 2] int32 whose two parts lie contiguous, each at a multiple of 16 bytes: other addresses cost the host."""
+    count = starts.numel()
+    both = starts.new_empty((2, -(-count // 4) * 4), dtype=torch.int32)
+    both[0, :count], both[1, :count] = starts.reshape(-1), ends.reshape(-1)
+    return both[:, :count].view(2, *starts.shape).permute(1, 2, 0)
+
+
+def _parts(mask_function: Any) -> tuple[bool, Any]:
+    """Whether a mask is causal, perhaps of packed sequences, and then the number [B, S] of each token's sequence.
+
+    transformers composes masks of functions. Their names and variables are those of 5.17 to 5.24, masking_utils.py.
+    """
+    from transformers import masking_utils
+
+    if mask_function is masking_utils.causal_mask_function:
+        return True, None
+    maker = getattr(mask_function, "__qualname__", "").partition(".")[0]
+    if maker not in ("packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"):
+        return False, None
+    cells = [cell.cell_contents for cell in mask_function.__closure__]
+    held = dict(zip(mask_function.__code__.co_freevars, cells, strict=True))
+    if maker == "packed_sequence_mask_function":
+        return True, held["packed_sequence_mask"]
+    if maker == "remap_positions_for_packed_sequence":
+        return _parts(held["mask_function"])
+    found = [_parts(part) for part in held["mask_functions"]]
+    numbers = [sequences for _, sequences in found if sequences is not None]
+    return all(causal for causal, _ in found) and len(numbers) <= 1, numbers[0] if numbers else None
 
 
 def _together(kept: Any, first: Any, last: Any) -> bool:
