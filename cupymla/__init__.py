@@ -22,6 +22,7 @@ __all__ = [
     "hadamard",
     "indexer_k_quant_and_cache",
     "indexer_logits",
+    "indexer_loss",
     "indexer_topk",
     "matrix_bd",
     "merge_attention",

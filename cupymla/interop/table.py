@@ -10,6 +10,7 @@ from ..errors import InputError
 from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
+from ..ops.indexer_loss.spec import ARGUMENTS as INDEXER_LOSS
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
 from ..ops.merge_attention.spec import ARGUMENTS as MERGE_ATTENTION
 from ..ops.mla import D_V
@@ -195,6 +196,11 @@ def _selected_keys(arrays: Arrays, options: Options) -> Results:
     return results
 
 
+def _index_loss(arrays: Arrays, options: Options) -> Results:
+    target = arrays["target"]
+    return {"loss": Facts(target.shape[:-1], "float32"), "grad_logits": Facts(target.shape, "float32")}
+
+
 def _paged_scores(arrays: Arrays, options: Options) -> Results:
     room = arrays["block_tables"].shape[1] * arrays["k_cache"].shape[1]
     return {"logits": Facts((*arrays["q"].shape[:2], room), "float32")}
@@ -293,6 +299,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(BIAS, _dense_bias, replayable=False),
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
     _declaration(INDEXER_TOPK, _selected_keys, varies=True, replayable=False, batching=Batching("q", 3, ("k",))),
+    _declaration(INDEXER_LOSS, _index_loss, batching=Batching("q", 3, ("k",))),
     _declaration(paged_indexer.LOGITS, _paged_scores),
     _declaration(paged_indexer.ARGUMENTS, _selected_keys, varies=True, replayable=False),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),

@@ -149,6 +149,11 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         made_of=("indexer_logits", "topk", "quantize_fp8"),
     ),
     OperatorEntry(
+        "indexer_loss",
+        "lightning indexer: training loss and its gradient",
+        kernels=(KernelEntry("indexer_loss", "sm_90a"),),
+    ),
+    OperatorEntry(
         "topk",
         "exact, reproducible top-k of each row",
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),

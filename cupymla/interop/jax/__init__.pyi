@@ -30,6 +30,7 @@ __all__ = [
     "matrix_bd",
     "indexer_logits",
     "indexer_topk",
+    "indexer_loss",
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
@@ -377,6 +378,18 @@ def indexer_topk(
     """Select each query's keys with the lightning indexer, without holding all scores.
 
     `cupymla.indexer_topk` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def indexer_loss(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any],
+    indices: Array | NDArray[Any], target: Array | NDArray[Any], *,
+    topk_length: Array | NDArray[Any] | None = None, lse: Array | NDArray[Any] | None = None,
+    causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+) -> tuple[Array, Array]:
+    """The KL divergence of the indexer's softmax over selected keys from a target, and its gradient.
+
+    `cupymla.indexer_loss` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

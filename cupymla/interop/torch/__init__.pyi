@@ -25,6 +25,7 @@ __all__ = [
     "matrix_bd",
     "indexer_logits",
     "indexer_topk",
+    "indexer_loss",
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
@@ -341,6 +342,16 @@ def indexer_topk(
     """Select each query's keys with the lightning indexer, without holding all scores.
 
     `cupymla.indexer_topk` as a torch operator; see there for the arguments.
+    """
+
+
+def indexer_loss(
+    q: Tensor, k: Tensor, weights: Tensor, indices: Tensor, target: Tensor, *, topk_length: Tensor | None = None,
+    lse: Tensor | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The KL divergence of the indexer's softmax over selected keys from a target, and its gradient.
+
+    `cupymla.indexer_loss` as a torch operator; see there for the arguments.
     """
 
 

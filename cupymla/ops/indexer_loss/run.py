@@ -1,0 +1,28 @@
+"""indexer_loss's calls: the NumPy reference on the CPU, the kernel on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...arch import Gpu
+from ...build import KernelSource
+from ..calls import Calls
+from ..mla import by_reference
+from . import cuda, plan, reference
+from .spec import ARGUMENTS, look, read
+
+CALLS = Calls(
+    ARGUMENTS,
+    read,
+    cuda.wanted,
+    cuda.bind,
+    by_reference(ARGUMENTS, reference.indexer_loss, cuda.wanted),
+    look=look,
+)
+"""Those of the public function."""
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
+    _, problem = read(**arguments)
+    return () if 0 in problem.row else (plan.plan(problem, gpu.arch),)
