@@ -31,10 +31,13 @@ PARTS = (1, 2, 4, 8, 16)
 
 _TILE = 64  # entries of a block
 
-# Cycles that a CTA of so many heads takes for a block, and to put parts together: the forward's on an H200
-# (cuda/sparse_mla_fwd/sm90/README.md), with the conversion of a block added. Estimates, to be measured here.
-_BLOCK_CYCLES = {16: 2200, 32: 2400, 64: 3400}
-_MERGE_CYCLES = {16: 4000, 32: 8000, 64: 12000}
+# Cycles that a CTA of so many heads takes for a block of rows that are copied or converted, and to put parts together.
+# Fitted to times of all divisions on an H100, 2026-11-28 (docs/log/sparse_mla_decode.md).
+_BLOCK_CYCLES = {
+    True: {16: 2600, 32: 2900, 64: 3200},
+    False: {16: 3500, 32: 3600, 64: 4000},
+}
+_MERGE_CYCLES = {16: 10000, 32: 13000, 64: 17000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ def cta_heads(h_q: int) -> int:
     return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
 
 
-def division(rows: int, h_q: int, blocks: int, multiprocessors: int, without: Collection[int] = ()) -> tuple[int, int]:
+def division(
+    rows: int, h_q: int, blocks: int, multiprocessors: int, copied: bool, without: Collection[int] = ()
+) -> tuple[int, int]:
     """Heads of a CTA and parts of a row's entries that take the least time as the cycles above have it.
 
     Args:
@@ -74,6 +79,7 @@ def division(rows: int, h_q: int, blocks: int, multiprocessors: int, without: Co
         h_q: heads of each.
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
+        copied: whether rows lie in the cache as the products want them.
         without: numbers of parts that the driver has no room for.
     """
 
@@ -82,7 +88,7 @@ def division(rows: int, h_q: int, blocks: int, multiprocessors: int, without: Co
         clusters = rows * -(-h_q // heads)
         waves = -(-clusters * parts // multiprocessors)
         own = -(-blocks // parts)
-        return waves * (own * _BLOCK_CYCLES[heads] + (_MERGE_CYCLES[heads] if parts > 1 else 0))
+        return waves * (own * _BLOCK_CYCLES[copied][heads] + (_MERGE_CYCLES[heads] if parts > 1 else 0))
 
     def fits(choice: tuple[int, int]) -> bool:
         heads, parts = choice
@@ -103,7 +109,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
     blocks = sum(-(-cache.topk // _TILE) for cache in problem.caches)
     heads, parts = cta_heads(problem.h_q), problem.options.splits
     if parts is None:
-        heads, parts = division(max(problem.rows, 1), problem.h_q, blocks, multiprocessors, without)
+        copied = problem.options.cache_format == "bf16" and problem.dtype == "bfloat16"
+        heads, parts = division(max(problem.rows, 1), problem.h_q, blocks, multiprocessors, copied, without)
     source = variant(
         arch, cache_format=problem.options.cache_format, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype
     )
