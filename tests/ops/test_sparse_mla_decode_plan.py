@@ -45,8 +45,11 @@ def test_rows_are_divided_only_where_all_ctas_run_at_once(rows: int, heads: int)
 def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
     chosen = plan.plan(problem(1, 16), HOPPER, 132)
     assert chosen.parts == 16
-    assert plan.plan(problem(1, 16), HOPPER, 132, {16}).parts == 8
-    assert plan.plan(problem(1, 16), HOPPER, 132, set(plan.PARTS)).parts == 1
+    assert plan.plan(problem(1, 16), HOPPER, 132, {(16, 16)}).parts == 8
+    assert plan.plan(problem(1, 16), HOPPER, 132, {(16, parts) for parts in plan.PARTS}).parts == 1
+    # Fewer heads of a CTA make more clusters: that those do not fit says nothing of these.
+    full = plan.plan(problem(8, 64), HOPPER, 132, {(64, 16), (32, 8), (16, 4)})
+    assert (full.heads, full.parts) == (64, 8)
 
 
 def test_short_rows_are_not_divided() -> None:

@@ -125,7 +125,7 @@ def _running_plan(problem: Problem) -> plan.Plan:
     """The plan of a GPU whose clusters all run at once as the driver has it; with `splits` given, the only one."""
     device = problem.device
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
-    without: set[int] = set()
+    without: set[tuple[int, int]] = set()
     while True:
         chosen = plan.plan(problem, arch, count, without)
         if chosen.parts == 1 or problem.options.splits is not None:
@@ -133,7 +133,7 @@ def _running_plan(problem: Problem) -> plan.Plan:
         kernel = build.kernel(chosen.source, device.index)
         if active_clusters(kernel, _geometry(kernel, chosen)) >= chosen.clusters:
             return chosen
-        without.add(chosen.parts)
+        without.add((chosen.heads, chosen.parts))
 
 
 def wanted(views: Views, problem: Problem) -> Results:

@@ -35,7 +35,7 @@ _TILE = 64  # entries of a block
 # Fitted to times of all divisions on an H100, 2026-11-28 (docs/log/sparse_mla_decode.md).
 _BLOCK_CYCLES = {
     True: {16: 2600, 32: 2900, 64: 3200},
-    False: {16: 3500, 32: 3600, 64: 4000},
+    False: {16: 6000, 32: 6200, 64: 7000},
 }
 _MERGE_CYCLES = {16: 10000, 32: 13000, 64: 17000}
 
@@ -70,7 +70,7 @@ def cta_heads(h_q: int) -> int:
 
 
 def division(
-    rows: int, h_q: int, blocks: int, multiprocessors: int, copied: bool, without: Collection[int] = ()
+    rows: int, h_q: int, blocks: int, multiprocessors: int, copied: bool, without: Collection[tuple[int, int]] = ()
 ) -> tuple[int, int]:
     """Heads of a CTA and parts of a row's entries that take the least time as the cycles above have it.
 
@@ -80,7 +80,7 @@ def division(
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
         copied: whether rows lie in the cache as the products want them.
-        without: numbers of parts that the driver has no room for.
+        without: heads and parts whose clusters the driver cannot run at once.
     """
 
     def cycles(choice: tuple[int, int]) -> int:
@@ -93,14 +93,14 @@ def division(
     def fits(choice: tuple[int, int]) -> bool:
         heads, parts = choice
         at_once = rows * -(-h_q // heads) * parts <= multiprocessors
-        return parts == 1 or (at_once and parts not in without)
+        return parts == 1 or (at_once and choice not in without)
 
     most = cta_heads(h_q)
     choices = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
     return min(filter(fits, choices), key=cycles)
 
 
-def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[tuple[int, int]] = ()) -> Plan:
     """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
     be that large.
 
