@@ -264,8 +264,8 @@ struct Producer {
     }
   }
 
-  // A block of rows that are converted. While a step is, the loads of the next kAhead steps are under way, at last those
-  // of the next block's first ones: `places` are that block's afterwards, and `words` hold its first steps.
+  // A block of rows that are converted. While a step is, the loads of the next kAhead steps are under way, at last
+  // those of the next block's first ones: `places` are that block's afterwards, and `words` hold its first steps.
   template <typename Buffer>
   __device__ __forceinline__ void convert_block(Words (&words)[kAhead], Places& places, const Row<Cache>& row,
                                                 const Row<Cache>& next, uint32_t valid_lanes,

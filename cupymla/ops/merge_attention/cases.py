@@ -71,7 +71,7 @@ CASES: tuple[MergeCase, ...] = (
     _case(3, (2, 3), 4, "strides", d_v=32, padding=1, dtype="float32"),
 )
 
-DEMO = _case(8, 64, 128, sink="normal")
+DEMO = _case(8, 32, 128, sink="normal")
 """A problem that takes the references a second or less."""
 
 BENCH: tuple[MergeCase, ...] = tuple(
