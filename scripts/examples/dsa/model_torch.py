@@ -141,7 +141,7 @@ class Layer(nn.Module):
         still = [tensor.detach() for tensor in (q, kv, indices, lse)]
         target = mla.attn_dist(*still, sm_scale=s.sm_scale, normalize="l1")
         values = torch.einsum("bshc,hce->bshe", out.float(), self.up_v)
-        found = self.recall(*still[:2], indexed(*indexer, s.topk)) if measure else torch.zeros(())
+        found = self.recall(still[0], still[1], indexed(*indexer, s.topk)) if measure else torch.zeros(())
         return torch.einsum("bshe,hed->bsd", values, self.out), divergence(target, scores, indices), found
 
     def forward(self, x: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
