@@ -3,12 +3,14 @@
 A byte-level transformer with multi-head latent attention learns with dense attention for a while, and its lightning
 indexer learns to imitate that attention. Then training goes on three ways from the same point: dense as before; sparse,
 each query attending to the tokens that the indexer selects; and sparse with a random selection, for comparison. cupymla
-computes the sparse attention, its gradient, and the attention distribution that the indexer learns from.
+computes the indexer's selection, the sparse attention, its gradient, and the attention distribution that the indexer
+learns from. The scores that the indexer learns by are the framework's own.
 
     python scripts/examples/train_dsa.py --framework jax --size toy --device cpu --out /tmp/dsa
 
 writes loss.png, recall.png and curves.json. `--size full` is for a GPU: two minutes of an H200 in JAX
-(docs/benchmarks/h200/train_dsa_jax), 197 seconds in torch (train_dsa_torch beside it).
+(docs/benchmarks/h200/train_dsa_jax), 197 seconds in torch (train_dsa_torch beside it). Both runs are of a version
+before `indexer_topk`: the framework selected, from float32 scores. No GPU has run this version.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from cupymla.cli.terminal import Terminal
 
 KINDS = ("dense", "indexer", "random")
-NEEDED = ("sparse_mla_fwd", "sparse_mla_bwd", "attn_dist")
+NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd", "attn_dist")
 
 
 def missing_packages(framework: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, section 2.1) and the lightning indexer
 of DeepSeek-V3.2 (section 2.1): index scores are sums over index heads of weight * relu(query . key), with rotary
-positions; the top-k tokens by score are attended to; the indexer alone is trained by the KL divergence between its
-softmax and the attention distribution, over the selected tokens.
+positions; `indexer_topk` selects the top-k tokens by score, from bfloat16 queries and keys; they are attended to; the
+indexer alone is trained by the KL divergence between its softmax and the attention distribution, over the selected
+tokens.
 """
 
 from __future__ import annotations
@@ -79,12 +80,23 @@ def absorbed(p: Params, x: Any, setting: Setting) -> tuple[Any, Any]:
     return q.astype(jnp.bfloat16), kv.astype(jnp.bfloat16)
 
 
-def index_scores(p: Params, x: Any) -> Any:
-    """The indexer's score of every token for every query, [batch, s, s]; -inf on tokens to come."""
+def projected(p: Params, x: Any) -> tuple[Any, Any, Any]:
+    """The indexer's queries [batch, s, heads, channels], keys [batch, s, channels] and weights [batch, s, heads]."""
     q = rotary(rms(jnp.einsum("bsd,dhe->bshe", x, p["index_q"])))
-    products = jax.nn.relu(jnp.einsum("bshe,bte->bsth", q, rotary(rms(x @ p["index_k"]))))
-    scores = jnp.einsum("bsth,bsh->bst", products, x @ p["index_w"]) * q.shape[-1] ** -0.5
-    return jnp.where(causal(x.shape[1]), scores, -jnp.inf)
+    return q, rotary(rms(x @ p["index_k"])), x @ p["index_w"] * q.shape[-1] ** -0.5
+
+
+def index_scores(q: Any, k: Any, weights: Any) -> Any:
+    """The indexer's score of every token for every query, [batch, s, s], to learn from; -inf on tokens to come."""
+    products = jax.nn.relu(jnp.einsum("bshe,bte->bsth", q, k))
+    return jnp.where(causal(q.shape[1]), jnp.einsum("bsth,bsh->bst", products, weights), -jnp.inf)
+
+
+def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
+    """The tokens that the indexer selects, [batch, s, topk] int32; -1 where a query has fewer. It has no gradient."""
+    q, k, weights = (jax.lax.stop_gradient(part) for part in (q, k, weights))
+    topk = min(topk, k.shape[1])
+    return mla.indexer_topk(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), weights, topk, causal=True)[0]
 
 
 def causal(length: int) -> Any:
@@ -115,34 +127,36 @@ def divergence(target: Any, scores: Any, indices: Any) -> Any:
     return jnp.where(target > 0, term, 0).sum(-1).mean()
 
 
-def recall(q: Any, kv: Any, scores: Any, setting: Setting) -> Any:
+def recall(q: Any, kv: Any, chosen: Any, setting: Setting) -> Any:
     """How many of a query's topk most attended tokens the indexer selects, over queries that have to choose."""
     lse = dense_attention(q, kv, setting.sm_scale)[1]
     everything = jnp.broadcast_to(jnp.arange(q.shape[1], dtype=jnp.int32), (*q.shape[:2], q.shape[1]))
     attended = mla.attn_dist(q, kv, everything, lse, sm_scale=setting.sm_scale, causal=True)
     wanted = selected(jnp.where(causal(q.shape[1]), attended, -jnp.inf), setting.topk)
-    hit = (wanted[..., :, None] == selected(scores, setting.topk)[..., None, :]).any(-1)
+    hit = (wanted[..., :, None] == chosen[..., None, :]).any(-1)
     return hit[:, setting.topk :].mean()
 
 
 def attention(p: Params, x: Any, setting: Setting, kind: str, key: Any, measure: bool) -> tuple[Any, Any, Any]:
     """The layer's update of x, the indexer's loss, and its recall where that is asked for."""
     q, kv = absorbed(p, x, setting)
-    scores = index_scores(p, jax.lax.stop_gradient(x))
+    indexer = projected(p, jax.lax.stop_gradient(x))
+    scores = index_scores(*indexer)
     if kind == "dense":
         indices = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), (*x.shape[:2], x.shape[1]))
         indices = jnp.where(causal(x.shape[1]), indices, -1)
         out, lse = dense_attention(q, kv, setting.sm_scale)
     else:
-        order = scores
         if kind == "random":
             order = jnp.where(causal(x.shape[1]), jax.random.uniform(key, scores.shape), -jnp.inf)
-        indices = selected(jax.lax.stop_gradient(order), setting.topk)
+            indices = selected(order, setting.topk)
+        else:
+            indices = indexed(*indexer, setting.topk)
         out, _, lse = mla.sparse_mla_fwd(q, kv, indices, sm_scale=setting.sm_scale)
     still = [jax.lax.stop_gradient(array) for array in (q, kv, indices, lse)]
     target = mla.attn_dist(*still, sm_scale=setting.sm_scale, normalize="l1")
     values = jnp.einsum("bshc,hce->bshe", out.astype(jnp.float32), p["up_v"])
-    found = recall(still[0], still[1], scores, setting) if measure else jnp.zeros(())
+    found = recall(still[0], still[1], indexed(*indexer, setting.topk), setting) if measure else jnp.zeros(())
     return jnp.einsum("bshe,hed->bsd", values, p["out"]), divergence(target, scores, indices), found
 
 

@@ -50,6 +50,20 @@ def dense_attention(q: Any, kv: Any, scale: float) -> tuple[Any, Any]:
     return torch.einsum("bhst,btc->bshc", weights, kv[..., :D_LATENT]), lse.transpose(1, 2)
 
 
+def index_scores(q: Any, k: Any, weights: Any) -> Any:
+    """The indexer's score of every token for every query, [batch, s, s], to learn from; -inf on tokens to come."""
+    products = torch.einsum("bshe,bte->bsth", q, k).relu()
+    scores = torch.einsum("bsth,bsh->bst", products, weights)
+    return scores.masked_fill(~causal(q.shape[1], q.device), -math.inf)
+
+
+def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
+    """The tokens that the indexer selects, [batch, s, topk] int32; -1 where a query has fewer. It has no gradient."""
+    topk = min(topk, k.shape[1])
+    q, k, weights = (part.detach() for part in (q, k, weights))
+    return mla.indexer_topk(q.bfloat16(), k.bfloat16(), weights, topk, causal=True)[0]
+
+
 def selected(scores: Any, topk: int) -> Any:
     """The tokens of largest score, [batch, s, topk] int32; -1 where a query has fewer."""
     values, indices = scores.topk(min(topk, scores.shape[-1]))
@@ -92,41 +106,42 @@ class Layer(nn.Module):
         kv = torch.cat([rms(x @ self.down_kv), rotary(x @ self.rope_k)], -1)
         return q.bfloat16(), kv.bfloat16()
 
-    def index_scores(self, x: Any) -> Any:
-        """The indexer's score of every token for every query, [batch, s, s]; -inf on tokens to come."""
+    def projected(self, x: Any) -> tuple[Any, Any, Any]:
+        """The indexer's queries [batch, s, heads, channels], keys [batch, s, channels], weights [batch, s, heads]."""
         q = rotary(rms(torch.einsum("bsd,dhe->bshe", x, self.index_q)))
-        products = torch.einsum("bshe,bte->bsth", q, rotary(rms(x @ self.index_k))).relu()
-        scores = torch.einsum("bsth,bsh->bst", products, x @ self.index_w) * q.shape[-1] ** -0.5
-        return scores.masked_fill(~causal(x.shape[1], x.device), -math.inf)
+        return q, rotary(rms(x @ self.index_k)), x @ self.index_w * q.shape[-1] ** -0.5
 
-    def recall(self, q: Any, kv: Any, scores: Any) -> Any:
+    def recall(self, q: Any, kv: Any, chosen: Any) -> Any:
         """How many of a query's topk most attended tokens the indexer selects, over queries that have to choose."""
         s = self.setting
         lse = dense_attention(q, kv, s.sm_scale)[1]
         everything = torch.arange(q.shape[1], dtype=torch.int32, device=q.device).expand(*q.shape[:2], -1).contiguous()
         attended = mla.attn_dist(q, kv, everything, lse, sm_scale=s.sm_scale, causal=True)
         wanted = selected(attended.masked_fill(~causal(q.shape[1], q.device), -math.inf), s.topk)
-        hit = (wanted[..., :, None] == selected(scores, s.topk)[..., None, :]).any(-1)
+        hit = (wanted[..., :, None] == chosen[..., None, :]).any(-1)
         return hit[:, s.topk :].float().mean()
 
     def attention(self, x: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
         """The layer's update of x, the indexer's loss, and its recall where that is asked for."""
         s = self.setting
         q, kv = self.absorbed(x)
-        scores = self.index_scores(x.detach())
+        indexer = self.projected(x.detach())
+        scores = index_scores(*indexer)
         seen = causal(x.shape[1], x.device)
         if kind == "dense":
             tokens = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
             indices = torch.where(seen, tokens, -1).int().expand(x.shape[0], -1, -1).contiguous()
             out, lse = dense_attention(q, kv, s.sm_scale)
         else:
-            order = scores if kind == "indexer" else torch.rand_like(scores).masked_fill(~seen, -math.inf)
-            indices = selected(order.detach(), s.topk)
+            if kind == "random":
+                indices = selected(torch.rand_like(scores).masked_fill(~seen, -math.inf), s.topk)
+            else:
+                indices = indexed(*indexer, s.topk)
             out, _, lse = mla.sparse_mla_fwd(q, kv, indices, sm_scale=s.sm_scale)
         still = [tensor.detach() for tensor in (q, kv, indices, lse)]
         target = mla.attn_dist(*still, sm_scale=s.sm_scale, normalize="l1")
         values = torch.einsum("bshc,hce->bshe", out.float(), self.up_v)
-        found = self.recall(still[0], still[1], scores) if measure else torch.zeros(())
+        found = self.recall(still[0], still[1], indexed(*indexer, s.topk)) if measure else torch.zeros(())
         return torch.einsum("bshe,hed->bsd", values, self.out), divergence(target, scores, indices), found
 
     def forward(self, x: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:

@@ -25,7 +25,7 @@ class Setting:
         d_nope: channels of a head's query before it is absorbed into the latent.
         d_value: channels of a head's value after it is taken out of the latent.
         d_query: width of the query bottleneck.
-        index_heads, d_index: of the lightning indexer.
+        index_heads, d_index: of the lightning indexer; `indexer_topk` takes 64 or 128 channels.
         batch, length: sequences and bytes of each, per step.
         topk: tokens that a query attends to.
         warm_steps: with dense attention, in which the indexer learns to imitate it.
@@ -50,7 +50,7 @@ class Setting:
     d_value: int = 32
     d_query: int = 64
     index_heads: int = 4
-    d_index: int = 32
+    d_index: int = 64
     kl_weight: float = 1.0
     vocabulary: int = 256
 
