@@ -62,7 +62,7 @@ def test_splits_leave_nothing_to_the_batch(heads: int) -> None:
         (chosen.heads, chosen.parts)
         for rows in (1, 5, 200)
         for count in (1, 132)
-        for chosen in [plan.plan(problem(rows, heads, splits=3), HOPPER, count, {3})]
+        for chosen in [plan.plan(problem(rows, heads, splits=3), HOPPER, count, {(plan.cta_heads(heads), 3)})]
     }
     assert found == {(plan.cta_heads(heads), 3)}
 
