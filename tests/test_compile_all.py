@@ -77,7 +77,8 @@ def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource
     assert made.facts["threads"] * (-(-made.resources.registers // 8) * 8) <= 65536
     # setmaxnreg grants what the CTA got at launch; asked for more it waits for ever.
     assert made.facts.get("warpgroup_registers", 0) * 128 <= made.facts["threads"] * made.resources.registers
-    assert 1 <= made.facts["cluster"] <= 16
+    # A kernel that says nothing of clusters has none.
+    assert 1 <= made.facts.get("cluster", 1) <= 16
     # The parameter record is one of the kernel's parameters; the others are 128-byte tensor maps.
     assert made.facts["parameter_bytes"] in made.parameters
     assert sum(made.parameters) <= 4096

@@ -13,8 +13,7 @@ struct ManyHeads : sparse_mla_fwd::ManyHeads<kDQk> {
   using Base = sparse_mla_fwd::ManyHeads<kDQk>;
   static constexpr bool kSplit = true;
   static constexpr int kMaxCluster = 16;
-  // The producer has two steps of a row and its scales in registers; for a third there is no room.
-  static constexpr int kAheadSteps = 1;
+  // The producer has two steps of a row and its scales in registers.
   static constexpr int kProducerRegisters = 104;
   static constexpr int kConsumerRegisters[] = {200, 200};
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
@@ -24,10 +23,8 @@ struct ManyHeads : sparse_mla_fwd::ManyHeads<kDQk> {
 template <int kDQk, int kHeadsArg>
 struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
   using Base = sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true>;
-  static constexpr bool kStoredRows = true;
-  static constexpr int kAheadSteps = 2;
-  static constexpr int kProducerRegisters = 120;
-  static constexpr int kConsumerRegisters[] = {208, 176};  // scores, values
+  static constexpr int kProducerRegisters = 104;
+  static constexpr int kConsumerRegisters[] = {224, 176};  // scores, values
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
   static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };

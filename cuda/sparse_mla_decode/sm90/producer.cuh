@@ -76,10 +76,6 @@ struct Producer {
     return step < kCodeSteps ? 2 * step : step - kCodeSteps + Cache::kCodeTiles;
   }
 
-  // Steps that are loaded ahead of the one that is converted. Into fp16 the conversion wants more registers.
-  static constexpr int kAhead = is_same_v<Element, __nv_bfloat16> ? Config::kAheadSteps : 1;
-  static_assert(kAhead >= 1 && kAhead < kSteps);
-
   // Of a step and pass what this lane loads: eight bytes of each of two tiles, or 16 of one.
   struct Words {
     uint32_t of[kPasses][4];
@@ -264,19 +260,23 @@ struct Producer {
     }
   }
 
-  // A block of rows that are converted. While a step is, the loads of the next kAhead steps are under way, at last
-  // those of the next block's first ones: `places` are that block's afterwards, and `words` hold its first steps.
+  // A block of rows that are converted. While a step is, the next one's loads are under way, of the next block's first
+  // step at last: `places` are that block's afterwards.
   template <typename Buffer>
-  __device__ __forceinline__ void convert_block(Words (&words)[kAhead], Places& places, const Row<Cache>& row,
+  __device__ __forceinline__ void convert_block(Words& words, Places& places, const Row<Cache>& row,
                                                 const Row<Cache>& next, uint32_t valid_lanes,
                                                 const Buffer& buffer) const {
     uint32_t destination[2];
     destinations(destination);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      Words later;
-      if (step + kAhead == kSteps) places = places_of(next);
-      load(later, places, (step + kAhead) % kSteps);
+      Words following;
+      if (step + 1 < kSteps) {
+        load(following, places, step + 1);
+      } else {
+        places = places_of(next);
+        load(following, places, 0);
+      }
       // Or ptxas puts these loads off until this step's registers are free, as it may into fp16, which takes more.
       if constexpr (is_same_v<Element, __nv_bfloat16>) __syncwarp();
       const int tile = tile_of(step), end = step + 1 < kSteps ? tile_of(step + 1) : Cache::kTiles;
@@ -285,17 +285,17 @@ struct Producer {
         if (Config::part_begin(part) == tile) enter(part, buffer);
       }
       const uint32_t tiles = smem_address(storage.k[buffer.stage(0)][tile]);
-      convert(words[0], row, valid_lanes, destination, tiles, step);
+      convert(words, row, valid_lanes, destination, tiles, step);
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
         if (Config::part_begin(part + 1) != end) continue;
-        // Each consumer fences behind this barrier.
+        // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
+        // CUTLASS does it, who writes fences as well.
+        fence_async_shared();
         if (part == kLastPart) tell_valid(buffer.stage(part), valid_lanes);
         storage.full[buffer.stage(part)][part].arrive();
       }
-#pragma unroll
-      for (int i = 0; i + 1 < kAhead; ++i) words[i] = words[i + 1];
-      words[kAhead - 1] = later;
+      words = following;
     }
   }
 
@@ -307,11 +307,8 @@ struct Producer {
     Row<Cache> next = row_of(entries.begin + 1, slots[1]);
     int32_t slot = slot_of(entries.begin + 2);
     Places places = places_of(row);
-    Words words[kAhead];
-    if constexpr (!kCopies) {
-#pragma unroll
-      for (int step = 0; step < kAhead; ++step) load(words[step], places, step);
-    }
+    Words words;
+    if constexpr (!kCopies) load(words, places, 0);
     Phases phases;
     for (int32_t block = entries.begin; block < entries.end; ++block) {
       const uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);

@@ -63,7 +63,6 @@ struct SmallHead : Sizes<kDQk, kHeads, kSplit> {
   static constexpr int kEarlyParts = 2;
   static constexpr int kWarpHeads = 8;  // rows of a warp that are heads, of sixteen
   static constexpr int kHeadWarps = kHeads / kWarpHeads;
-  static constexpr bool kStoredRows = false;
   static constexpr int kConsumerRegisters[] = {240, 192};  // scores, values
   static constexpr int kWarpgroupRegisters =
       Base::kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];

@@ -113,8 +113,6 @@ struct Values {
     while (true) {
       storage.p_ready[handover.stage].wait(handover.full);
       if (storage.is_end[handover.stage]) return;
-      // Of rows that ordinary stores wrote each reader fences; for copied ones the fences of the scores will do.
-      if constexpr (Config::kStoredRows) fence_async_shared();
       multiply();
     }
   }
