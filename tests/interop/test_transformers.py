@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -359,3 +360,108 @@ def test_calls_that_it_cannot_serve_are_refused() -> None:
 
 def test_the_table_names_each_family_once() -> None:
     assert len({family.attention for family in families.FAMILIES}) == len(families.FAMILIES)
+
+
+@pytest.mark.parametrize("part", ["kv_b_proj.weight", "sinks"])
+def test_few_queries_have_gradients_of_whatever_is_trained(part: str) -> None:
+    """So few that they would run as decode, had they none, with all but one parameter frozen."""
+    found = []
+    for enabled in (False, True):
+        model = model_of("hy_v4")
+        parameter = model.requires_grad_(False).get_parameter(f"model.layers.0.self_attn.{part}").requires_grad_(True)
+        if enabled:
+            dsa.enable(model)
+        states(model, tokens(count=6)).float().pow(3).mean().backward()
+        found.append(parameter.grad.float())
+    assert (found[1] - found[0]).norm() < 0.05 * found[0].norm()
+
+
+class _Adapted(torch.nn.Linear):  # type: ignore[misc, name-defined]
+    """As adapters do it: a forward of its own."""
+
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+def test_what_would_pass_over_an_adapter_or_a_hook_is_refused() -> None:
+    """At `enable`, and in a call where it came later."""
+    model = model_of("glm_moe_dsa")
+    projection = model.model.layers[0].self_attn.kv_b_proj
+    projection.__class__ = _Adapted
+    with pytest.raises(UnsupportedError, match="kv_b_proj is _Adapted"):
+        dsa.enable(model)
+    projection.__class__ = torch.nn.Linear
+    hook = projection.register_forward_hook(lambda module, given, out: out)
+    with pytest.raises(UnsupportedError, match="or hooked"):
+        dsa.enable(model)
+    hook.remove()
+    indexer = model.model.layers[0].self_attn.indexer
+    indexer.forward = indexer.forward
+    with pytest.raises(UnsupportedError, match="a forward bound to it"):
+        dsa.enable(model)
+    del indexer.forward
+    dsa.enable(model)
+    projection.__class__ = _Adapted
+    with pytest.raises(UnsupportedError, match="kv_b_proj changed to _Adapted"):
+        model(tokens())
+
+
+def test_nested_and_saved(tmp_path: Any) -> None:
+    """The outer `enabled` stays; a saved configuration does not tell; a model never enabled stays as it is."""
+    model = model_of("glm_moe_dsa")
+    with dsa.enabled(model):
+        with dsa.enabled(model):
+            pass
+        assert model.config._attn_implementation == "cupymla"
+        model.config.save_pretrained(tmp_path)
+        other = type(model)(model.config).bfloat16()
+        with pytest.raises(UnsupportedError, match="another one's configuration"):
+            other(tokens(count=2))
+    assert model.config._attn_implementation == "eager"
+    assert "cupymla" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    fresh = model_of("glm_moe_dsa", attn_implementation="eager")
+    fresh.config._attn_implementation_internal = "sdpa"
+    dsa.disable(fresh)
+    assert fresh.config._attn_implementation == "sdpa"
+
+
+def test_a_cache_is_its_holders() -> None:
+    """What was read of it stays as it was; copies go ways of their own, and can be pickled; inference mode may end."""
+    model, ids = model_of("glm_moe_dsa"), tokens()
+    dsa.enable(model)
+    cache = transformers.DynamicCache(config=model.config)
+
+    def step(given: Any, count: int) -> Any:
+        return states(model, ids[:, :count], past_key_values=given, use_cache=True)
+
+    with torch.inference_mode():
+        step(cache, 8)
+    with torch.no_grad():
+        step(cache, 1)
+        held = cache.layers[0].keys
+        before = held.clone()
+        forked = copy.copy(cache)
+        forked.layers = [copy.copy(layer) for layer in cache.layers]
+        kept = pickle.loads(pickle.dumps(cache))
+        first = step(forked, 4)
+        torch.testing.assert_close(step(cache, 4), first)
+        torch.testing.assert_close(step(kept, 4), first)
+        cache.crop(-6)
+        step(cache, 4)
+    assert torch.equal(held, before)
+
+
+def test_frozen_keys_and_two_calls_through_one_cache() -> None:
+    """The rows of the first call are still wanted when gradients are computed behind the second."""
+    found = []
+    for enabled in (False, True):
+        model = model_of("glm_moe_dsa")
+        weight = model.requires_grad_(False).get_parameter("model.layers.0.self_attn.q_b_proj.weight")
+        weight.requires_grad_(True)
+        if enabled:
+            dsa.enable(model)
+        cache = transformers.DynamicCache(config=model.config)
+        parts = [states(model, tokens(count=12), past_key_values=cache, use_cache=True) for _ in range(2)]
+        torch.cat(parts, 1).float().pow(3).mean().backward()
+        found.append(weight.grad.float())
+    assert (found[1] - found[0]).norm() < 0.05 * found[0].norm()

@@ -26,8 +26,8 @@ __all__ = ["Report", "disable", "enable", "enabled"]
 NAME = "cupymla"
 """Of the attention and mask functions that are registered with transformers."""
 
-_BEFORE = "_cupymla_before"
-"""Attribute of a replaced module: its class, and its configuration's attention."""
+_BEFORE, _ATTENTION = "_cupymla_before", "_cupymla_attention"
+"""Attributes of a replaced module: its class, and the attention that its configuration named."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,11 @@ def enable(model: Any) -> Report:
             replaced.append(f"{name}.indexer")
             if _BEFORE not in module.indexer.__dict__:
                 _replace(module.indexer, functools.partial(attention.indexer_class, family=family))
-    for config in _configurations(model, found):
-        if config._attn_implementation != NAME:
-            config._cupymla_attention = config._attn_implementation
+    # Modules remember, not the configuration, which may be saved. Attention modules first: they are in every submodel.
+    for holder in [*(module for _, module, _ in found), model]:
+        config = getattr(holder, "config", None)
+        if config is not None and config._attn_implementation != NAME:
+            holder.__dict__[_ATTENTION] = config._attn_implementation
             config._attn_implementation_internal = NAME
     return Report(tuple(replaced), left)
 
@@ -98,32 +100,28 @@ def disable(model: Any) -> None:
         before = module.__dict__.pop(_BEFORE, None)
         if before is not None:
             module.__class__ = before
-    for config in _configurations(model, [("", module, None) for module in model.modules()]):
-        before = config.__dict__.pop("_cupymla_attention", None)
-        if before is not None:
-            config._attn_implementation_internal = before
+        if _ATTENTION in module.__dict__:
+            attention = module.__dict__.pop(_ATTENTION)
+            if module.config._attn_implementation == NAME:
+                module.config._attn_implementation_internal = attention
 
 
 @contextlib.contextmanager
 def enabled(model: Any) -> Iterator[Report]:
-    """`enable`, and `disable` at the end."""
+    """`enable`, and `disable` at the end. Of a model that is enabled already, nothing changes, at the end neither."""
+    before = any(_BEFORE in module.__dict__ for module in model.modules())
     report = enable(model)
     try:
         yield report
     finally:
-        disable(model)
+        if not before:
+            disable(model)
 
 
 def _replace(module: Any, class_for: Callable[[type], type]) -> None:
     own: type = type(module)
     module.__dict__[_BEFORE] = own
     module.__class__ = class_for(own)
-
-
-def _configurations(model: Any, found: list[Any]) -> list[Any]:
-    """The configurations that name an attention function: the model's, and those that its modules hold."""
-    configs = [model.config, *(module.config for _, module, _ in found if hasattr(module, "config"))]
-    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
 def _modules_of(model: Any) -> tuple[list[tuple[str, Any, Family]], dict[str, str]]:
@@ -156,6 +154,8 @@ def _check(name: str, module: Any) -> None:
     """Refuse, by name, what the kernels cannot take: before anything is changed."""
     import torch
 
+    from .attention import PLAIN, is_plain
+
     weight: Any = getattr(module.kv_b_proj, "weight", None)
     device = "any device" if weight is None else str(weight.device)
 
@@ -163,11 +163,11 @@ def _check(name: str, module: Any) -> None:
         if not holds:
             raise UnsupportedError(f"{name}: {what}", device, fits)
 
-    need(
-        isinstance(module.kv_b_proj, torch.nn.Linear) and module.kv_b_proj.bias is None,
-        f"kv_b_proj is {type(module.kv_b_proj).__name__}",
-        "a torch.nn.Linear without bias, for it is absorbed into the queries",
-    )
+    for part in (module, module.indexer):
+        own = part is None or "forward" not in part.__dict__
+        need(own, f"{type(part).__name__} with a forward bound to it", "modules whose forward is their class's")
+    need(is_plain(module.kv_b_proj), f"kv_b_proj is {type(module.kv_b_proj).__name__}, or hooked", PLAIN)
+    need(weight.device.type != "meta", "weights on the device meta", "weights that are loaded")
     need(weight.dtype in (torch.bfloat16, torch.float16), f"{weight.dtype} weights", "bfloat16 or float16")
     need(module.kv_lora_rank == 512, f"kv_lora_rank={module.kv_lora_rank}", "512")
     need(module.qk_rope_head_dim in (0, 64), f"qk_rope_head_dim={module.qk_rope_head_dim}", "64, or none")

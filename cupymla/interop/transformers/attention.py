@@ -23,6 +23,20 @@ DECODE_QUERIES = 8
 """Up to so many queries of a sequence, attention without gradients runs as decode."""
 
 
+PLAIN = "a torch.nn.Linear without bias, hooks or a forward of its own, for it is absorbed into the queries"
+
+
+def is_plain(projection: Any) -> bool:
+    """Whether a projection is no more than its weight: adapters and hooks would be passed over."""
+    return (
+        type(projection) is torch.nn.Linear
+        and projection.bias is None
+        and "forward" not in projection.__dict__
+        and not projection._forward_hooks
+        and not projection._forward_pre_hooks
+    )
+
+
 _COUNT = "_cupymla_count"
 """Attribute of a selection: how many of each row's ids count. Layers that share the selection find it there."""
 
@@ -169,7 +183,8 @@ def attention(
         ([B, S, H, v_head_dim], None). There are no attention weights to return.
 
     Raises:
-        UnsupportedError: attention weights are dropped or asked for.
+        UnsupportedError: attention weights are dropped or asked for; `kv_b_proj` is no longer a plain projection; the
+            model was not enabled.
     """
     if indices is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -184,6 +199,14 @@ def attention(
         raise UnsupportedError(f"attention_dropout={dropout} in training", str(query.device), "attention_dropout=0")
     if options.get("output_attentions"):
         raise UnsupportedError("output_attentions=True", str(query.device), "outputs without attention weights")
+    if _Latents not in type(module).__mro__:
+        raise UnsupportedError(
+            "a model with another one's configuration", str(query.device), "a model that `enable` was called with"
+        )
+    if not is_plain(module.kv_b_proj):
+        raise UnsupportedError(
+            f"kv_b_proj changed to {type(module.kv_b_proj).__name__}, or hooked", str(query.device), PLAIN
+        )
     nope, wide = module.qk_nope_head_dim, module.v_head_dim
     expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
     absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
@@ -193,7 +216,9 @@ def attention(
         "topk_length": _count(indices),
         "attn_sink": None if sink is None else sink.float(),
     }
-    differentiated = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    differentiated = torch.is_grad_enabled() and any(
+        array is not None and array.requires_grad for array in (absorbed, rows, sink)
+    )
     if query.shape[2] <= DECODE_QUERIES and not differentiated and rows.dtype == torch.bfloat16:
         # The rows of all sequences are one cache of blocks of one key.
         slots = indices

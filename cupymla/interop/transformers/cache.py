@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
-_MARK = "_cupymla_has_room"
+_MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
+"""Attributes of a layer's class, and of a buffer: how many of its rows hold tokens."""
+
+_BUFFERS = ("_rows", "_index_rows")
 
 STEP = 256
 """A buffer has room for a multiple of so many tokens."""
@@ -58,11 +61,18 @@ def joined(first: Any, last: Any) -> Any:
 def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
     """A buffer [B, capacity, d] with room for `fresh` more rows than parts [B, L, ..] have, and L.
 
-    `old` is taken when the parts still are its first rows; whoever replaced them (beam search) gets a new one.
+    `old` is taken when the parts still are all of its rows. Whoever replaced them (beam search) or dropped some, which
+    somebody may hold, gets a new one.
     """
     length = parts[0].shape[-2] if parts[0].numel() else 0
     batch, width = parts[0].shape[0], sum(part.shape[-1] for part in parts)
-    same = old is not None and length and old.shape[0] == batch and parts[0].data_ptr() == old.data_ptr()
+    same = (
+        old is not None
+        and length == getattr(old, _FILLED)
+        and old.shape[0] == batch
+        and parts[0].data_ptr() == old.data_ptr()
+        and (not old.is_inference() or torch.is_inference_mode_enabled())
+    )
     if same and old.shape[1] >= length + fresh:
         return old, length
     room = max(length + fresh, length + length // 2)
@@ -73,10 +83,18 @@ def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
 
 
 def _put(buffer: Any, parts: tuple[Any, ...], at: int) -> None:
+    setattr(buffer, _FILLED, at + parts[0].shape[-2])
     column = 0
     for part in parts:
         buffer[:, at : at + part.shape[-2], column : column + part.shape[-1]] = part
         column += part.shape[-1]
+
+
+def _made(kind: type, state: dict[str, Any]) -> Any:
+    """A layer of the class that everybody has, from another's attributes."""
+    layer: Any = object.__new__(kind)
+    layer.__dict__.update(state)
+    return layer
 
 
 @functools.cache
@@ -87,7 +105,9 @@ def _roomy_class(base: type) -> type:
     """
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if key_states.shape[1] != 1 or (torch.is_grad_enabled() and key_states.requires_grad):
+        # Where gradients may come, rows that were read must stay as they are.
+        if key_states.shape[1] != 1 or torch.is_grad_enabled():
+            self._rows = None
             found: tuple[Any, Any] = base.update(self, key_states, value_states, *args, **kwargs)  # type: ignore[attr-defined]
             return found
         if not self.is_initialized:
@@ -112,5 +132,19 @@ def _roomy_class(base: type) -> type:
         self.indexer_keys = buffer[:, : length + new]
         return self.indexer_keys
 
-    body = {"update": update, "update_indexer": update_indexer, _MARK: True}
+    def offload(self: Any) -> None:
+        base.offload(self)  # type: ignore[attr-defined]
+        self._rows = self._index_rows = None
+
+    def reduced(self: Any, protocol: int) -> Any:
+        """Copied and pickled as a layer of the class that everybody has."""
+        return _made, (base, {name: value for name, value in self.__dict__.items() if name not in _BUFFERS})
+
+    body = {
+        "update": update,
+        "update_indexer": update_indexer,
+        "offload": offload,
+        "__reduce_ex__": reduced,
+        _MARK: True,
+    }
     return type(base.__name__, (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
