@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import tensor
 from ..errors import InputError
 from ..tensor import Device, View
@@ -78,3 +80,17 @@ class Checks:
             for other, seen, _ in others:
                 if tensor.overlap(output, seen):
                     raise self.error(argument, "memory of its own", f"memory that overlaps argument '{other}'")
+
+
+def require_entries(ids: Any, lengths: Any, limit: int, argument: str, operator: str | None = None) -> None:
+    """Raise InputError naming the first of `ids` [..., topk] outside [-1, limit), among the first `lengths` of its row.
+
+    NumPy arrays both; lengths have the shape of the rows, or one that broadcasts to it, None for all entries.
+    """
+    wrong = (ids < -1) | (ids >= limit)
+    if lengths is not None:
+        wrong &= np.arange(ids.shape[-1]) < lengths[..., None]
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        expected = f"values from -1 to {limit - 1}"
+        raise InputError(argument, expected, f"{int(ids[place])} at {list(place)}", operator)

@@ -1,11 +1,12 @@
-"""Argument checks that the operators of the lightning indexer share."""
+"""Argument checks that the operators of the lightning indexer and of paged caches share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..tensor import View
 from . import workspace as workspaces
 from .checks import Checks
@@ -16,6 +17,30 @@ FP8 = ("float8_e4m3fn", "uint8")
 
 MAX_EXTENT = 2**31 - 1
 """Bound of a number of queries, of keys and of topk: ids are int32."""
+
+
+CHANNELS = (64, 128)
+MAX_HEADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The pages of a cache.
+
+    Attributes:
+        blocks: of the cache.
+        page: tokens of a block.
+        block_bytes: from a block to the next.
+    """
+
+    blocks: int
+    page: int
+    block_bytes: int
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the cache has room for."""
+        return self.blocks * self.page
 
 
 class Validation(Checks):
@@ -94,3 +119,83 @@ class Validation(Checks):
         if seen.ndim not in (rank, rank + 1):
             raise self.error(argument, f"shape {spelled}, with or without a leading batch axis", list(seen.shape))
         return seen.shape[:-rank]
+
+    def index_heads(self, q: View, spelled: str) -> tuple[int, int]:
+        """Heads and channels of index queries, which `spelled` ends with: [..., H, D]."""
+        heads, channels = q.shape[-2:]
+        if channels not in CHANNELS:
+            raise self.error("q", f"64 or 128 channels, D in {spelled}", channels)
+        if not 1 <= heads <= MAX_HEADS:
+            raise self.error("q", f"1 to {MAX_HEADS} heads, H in {spelled}", heads)
+        return heads, channels
+
+    def index_keys(
+        self, k: object, lead: tuple[int, ...], channels: int, dtypes: Sequence[str], most: int = MAX_EXTENT
+    ) -> tuple[View, int]:
+        """The argument `k`, [L, D] behind the batch axis of `lead`, and L, at most `most`."""
+        seen = self.view(k, "k", dtypes)
+        if seen.ndim != len(lead) + 2 or seen.shape[: len(lead)] != lead or seen.shape[-1] != channels:
+            raise self.error("k", f"shape {[*lead, 'L', channels]}", list(seen.shape))
+        self.check_layout(seen, "k", "rows")
+        return seen, self.extent(seen, "k", -2, "keys", most=most)
+
+    def selection(
+        self, options: Any, rows: tuple[int, ...], indices: object, count: object, values: object, lse: object
+    ) -> dict[str, Any]:
+        """Arrays for the results of an indexer's selection (`selection_results`), by name."""
+        for name, array, wanted in (("values", values, options.return_values), ("lse", lse, options.return_lse)):
+            if array is not None and not wanted:
+                raise self.error(name, f"None without return_{name}", shown(array))
+        entries = (*rows, options.topk)
+        return {
+            "indices": self.shaped(indices, "indices", entries, ("int32",), "lists", output=True),
+            "count": self.shaped(count, "count", rows, ("int32",), output=True),
+            "values": self.shaped(values, "values", entries, ("float32",), "lists", output=True),
+            "lse": self.shaped(lse, "lse", rows, ("float32",), output=True),
+        }
+
+    def paged_shape(self, seen: View, argument: str, token: int, what: str = "tokens") -> tuple[int, int]:
+        """Blocks and page of a cache [blocks, page, token] or [blocks, page, 1, token]; `what` a page holds."""
+        middle = seen.shape[2:-1]
+        if seen.ndim not in (3, 4) or seen.shape[-1] != token or middle not in ((), (1,)) or not seen.shape[1]:
+            expected = f"shape [blocks, page, {token}] or [blocks, page, 1, {token}], page at least 1"
+            raise self.error(argument, expected, list(seen.shape))
+        blocks, page = seen.shape[:2]
+        if max(blocks, 1) * page > MAX_EXTENT:
+            raise self.error(argument, f"up to {MAX_EXTENT} {what}, blocks * page", max(blocks, 1) * page)
+        return blocks, page
+
+    def pages(self, seen: View, argument: str, token: int, alignment: int, what: str = "tokens") -> Pages:
+        """The pages of a cache as `paged_shape` takes it, each block contiguous.
+
+        Args:
+            seen: the cache.
+            argument: its parameter's name.
+            token: elements of a token.
+            alignment: bytes, of which the distance of blocks and the address are multiples.
+            what: what a page holds.
+        """
+        blocks, page = self.paged_shape(seen, argument, token, what)
+        if not blocks:
+            return Pages(0, page, 0)
+        if seen.strides[-1] != 1 or (page > 1 and seen.strides[1] != token):
+            expected = f"blocks of page * {token * seen.itemsize} contiguous bytes"
+            raise self.error(argument, expected, f"strides {list(seen.strides)}")
+        block_bytes = (seen.strides[0] if blocks > 1 else page * token) * seen.itemsize
+        if block_bytes < 0 or block_bytes % alignment:
+            expected = f"a distance of blocks that is a multiple of {alignment} bytes, not negative"
+            raise self.error(argument, expected, f"{block_bytes} bytes")
+        if seen.ptr % alignment:
+            raise self.error(argument, f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
+        return Pages(blocks, page, block_bytes)
+
+
+def selection_results(options: Any, rows: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], str] | None, ...]:
+    """Shape and dtype of an indexer's indices, count, values and lse; None for those that are not wanted."""
+    entries = (*rows, options.topk)
+    return (
+        (entries, "int32"),
+        (rows, "int32"),
+        (entries, "float32") if options.return_values else None,
+        (rows, "float32") if options.return_lse else None,
+    )

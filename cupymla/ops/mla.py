@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES
 from .arguments import Arguments, Choice, Flag, Integer, Number, option
+from .checks import require_entries
 from .dtypes import dtype_got
 
 ViewsT = TypeVar("ViewsT")
@@ -378,16 +379,11 @@ def _show(numbers: tuple[int, ...]) -> str:
 def check_index_values(views: Selection, problem: MlaProblem[MaskOptions], stream: object) -> None:
     """Raise InputError naming the first index outside [-1, s_kv) among the entries within topk_length. Waits for
     `stream`, None for the current one, when the arrays are on a GPU."""
-    s_kv = problem.s_kv
     indices, topk_length = views.indices, views.topk_length
     values = tensor.fetched(indices, stream)
     rows = values.reshape(*values.shape[:-2], values.shape[-1]) if _has_singleton(indices, topk_length) else values
-    wrong = (rows < -1) | (rows >= s_kv)
-    if topk_length is not None:
-        wrong &= np.arange(rows.shape[-1]) < tensor.fetched(topk_length, stream)[..., None]
-    if wrong.any():
-        place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise InputError("indices", f"values from -1 to {s_kv - 1}", f"{int(rows[place])} at {_show(place)}")
+    lengths = None if topk_length is None else tensor.fetched(topk_length, stream)
+    require_entries(rows, lengths, problem.s_kv, "indices")
 
 
 def _has_singleton(indices: View, topk_length: View | None) -> bool:

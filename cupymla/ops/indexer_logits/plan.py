@@ -8,8 +8,9 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..indexer_validation import CHANNELS, MAX_HEADS
 from ..work_assignment import WorkAssignment
-from .spec import CHANNELS, DTYPES, MAX_HEADS, OPERATOR, Problem
+from .spec import DTYPES, OPERATOR, Problem
 
 SOURCE = "indexer_logits/sm90/indexer_logits.cu"
 TARGETS = ("sm_90a",)

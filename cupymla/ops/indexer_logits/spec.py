@@ -13,8 +13,6 @@ from ..mla import MaskOptions
 
 OPERATOR = "indexer_logits"
 DTYPES = ("float8_e4m3fn", "bfloat16", "float16")
-CHANNELS = (64, 128)
-MAX_HEADS = 128
 MAX_KEYS = 2**31 - 128
 """Kernels count keys in 32 bits, and a last tile of 128 reaches beyond them."""
 
@@ -160,19 +158,11 @@ def read_scored(
     """Check the arrays that every operator of this family takes. Raises InputError."""
     q_seen = validation.view(q, "q", (*DTYPES, "uint8"))
     lead = validation.rank(q_seen, "q", "[T, H, D]", 3)
-    heads, channels = q_seen.shape[-2:]
-    if channels not in CHANNELS:
-        raise validation.error("q", "64 or 128 channels, D in [T, H, D]", channels)
-    if not 1 <= heads <= MAX_HEADS:
-        raise validation.error("q", f"1 to {MAX_HEADS} heads, H in [T, H, D]", heads)
+    heads, channels = validation.index_heads(q_seen, "[T, H, D]")
     validation.check_layout(q_seen, "q", "rows")
     queries = validation.extent(q_seen, "q", -3, "queries")
     narrow = q_seen.dtype in FP8
-    k_seen = validation.view(k, "k", FP8 if narrow else (q_seen.dtype,))
-    if k_seen.ndim != len(lead) + 2 or k_seen.shape[: len(lead)] != lead or k_seen.shape[-1] != channels:
-        raise validation.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
-    validation.check_layout(k_seen, "k", "rows")
-    keys = validation.extent(k_seen, "k", -2, "keys", most=MAX_KEYS)
+    k_seen, keys = validation.index_keys(k, lead, channels, FP8 if narrow else (q_seen.dtype,), MAX_KEYS)
     if not narrow:
         for argument, given in (("q_scale", q_scale), ("k_scale", k_scale)):
             if given is not None:

@@ -6,7 +6,8 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from .spec import CHANNELS, DTYPES, OPERATOR, Problem
+from ..indexer_validation import CHANNELS
+from .spec import DTYPES, OPERATOR, Problem
 
 SOURCE = "indexer_loss/sm90/indexer_loss.cu"
 TARGETS = ("sm_90a",)

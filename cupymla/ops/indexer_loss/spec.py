@@ -6,19 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ... import tensor
-from ...errors import InputError
 from ...tensor import Device, View
 from ..arguments import Arguments, Flag, option
+from ..checks import require_entries
 from ..indexer_validation import Validation
 from ..mla import MaskOptions
 
 OPERATOR = "indexer_loss"
 DTYPES = ("bfloat16", "float16")
-CHANNELS = (64, 128)
-MAX_HEADS = 128
 MAX_TOPK = 2**31 - 1024
 """Kernels count entries in 32 bits, a few tiles beyond the last one."""
 
@@ -109,18 +105,10 @@ def read(
     validation = Validation(OPERATOR)
     q_seen = validation.view(q, "q", DTYPES)
     lead = validation.rank(q_seen, "q", "[T, H, D]", 3)
-    heads, channels = q_seen.shape[-2:]
-    if channels not in CHANNELS:
-        raise validation.error("q", "64 or 128 channels, D in [T, H, D]", channels)
-    if not 1 <= heads <= MAX_HEADS:
-        raise validation.error("q", f"1 to {MAX_HEADS} heads, H in [T, H, D]", heads)
+    heads, channels = validation.index_heads(q_seen, "[T, H, D]")
     validation.check_layout(q_seen, "q", "rows")
     queries = validation.extent(q_seen, "q", -3, "queries")
-    k_seen = validation.view(k, "k", (q_seen.dtype,))
-    if k_seen.ndim != len(lead) + 2 or k_seen.shape[: len(lead)] != lead or k_seen.shape[-1] != channels:
-        raise validation.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
-    validation.check_layout(k_seen, "k", "rows")
-    keys = validation.extent(k_seen, "k", -2, "keys")
+    k_seen, keys = validation.index_keys(k, lead, channels, (q_seen.dtype,))
     row = (*lead, queries)
     indices_seen = validation.view(indices, "indices", ("int32",))
     if indices_seen.shape[:-1] != row or indices_seen.ndim != len(row) + 1:
@@ -146,12 +134,5 @@ def read(
 def look(views: Views, problem: Problem, stream: object) -> None:
     """Raise InputError for an entry that is neither -1 nor a key, among those that count. Waits for `stream`, None for
     the current one, when the arrays are on a GPU."""
-    ids = tensor.fetched(views.indices, stream)
-    wrong = (ids < -1) | (ids >= problem.keys)
-    if views.topk_length is not None:
-        wrong &= np.arange(problem.topk) < tensor.fetched(views.topk_length, stream)[..., None]
-    if wrong.any():
-        place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise InputError(
-            "indices", f"values from -1 to {problem.keys - 1}", f"{int(ids[place])} at {list(place)}", OPERATOR
-        )
+    lengths = None if views.topk_length is None else tensor.fetched(views.topk_length, stream)
+    require_entries(tensor.fetched(views.indices, stream), lengths, problem.keys, "indices", OPERATOR)

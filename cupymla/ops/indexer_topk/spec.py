@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from ...errors import shown
 from ...tensor import View
 from ..arguments import Arguments, Choice, Flag, Integer, option
 from ..indexer_logits import spec as scoring
-from ..indexer_validation import MAX_EXTENT, Validation
+from ..indexer_validation import MAX_EXTENT, Validation, selection_results
 from ..mla import MAX_POSITION
 
 OPERATOR = "indexer_topk"
@@ -65,14 +64,7 @@ class Problem:
     @property
     def results(self) -> tuple[tuple[tuple[int, ...], str] | None, ...]:
         """Shape and dtype of indices, count, values and lse; None for those that are not wanted."""
-        rows = self.scores.shape[:-1]
-        entries = (*rows, self.options.topk)
-        return (
-            (entries, "int32"),
-            (rows, "int32"),
-            (entries, "float32") if self.options.return_values else None,
-            (rows, "float32") if self.options.return_lse else None,
-        )
+        return selection_results(self.options, self.scores.shape[:-1])
 
 
 def read(
@@ -102,17 +94,9 @@ def read(
     validation = Validation(OPERATOR)
     scored = scoring.read_scored(validation, q, k, weights, q_scale, k_scale, starts, ends)
     options = validation.chosen(ARGUMENTS, topk, causal, q_start, k_stride, relu, return_values, return_lse, lse_base)
-    for name, array, wanted in (("values", values, options.return_values), ("lse", lse, options.return_lse)):
-        if array is not None and not wanted:
-            raise validation.error(name, f"None without return_{name}", shown(array))
-    rows = scored.shape[:-1]
-    entries = (*rows, options.topk)
     views = Views(
         **scored.arrays,
-        indices=validation.shaped(indices, "indices", entries, ("int32",), "lists", output=True),
-        count=validation.shaped(count, "count", rows, ("int32",), output=True),
-        values=validation.shaped(values, "values", entries, ("float32",), "lists", output=True),
-        lse=validation.shaped(lse, "lse", rows, ("float32",), output=True),
+        **validation.selection(options, scored.shape[:-1], indices, count, values, lse),
         workspace=validation.workspace(workspace, scored.arrays["q"]),
     )
     validation.separate()

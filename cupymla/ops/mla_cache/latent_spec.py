@@ -8,10 +8,10 @@ from typing import Any, Literal
 from ... import tensor
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, option
-from ..indexer_validation import FP8, MAX_EXTENT
+from ..indexer_validation import FP8, MAX_EXTENT, Pages
 from .formats import SCALE_RULES
 from .latents import FORMATS, LatentFormat
-from .paged_spec import INDICES, CacheChecks, Pages, require_places, require_slots
+from .paged_spec import INDICES, CacheChecks, require_places, require_slots
 from .spec import FLOATS
 
 ROPE = 64
@@ -35,7 +35,7 @@ class LatentChecks(CacheChecks):
         widths = [layout.token_bytes(channels) // seen.itemsize for channels in d_qk]
         last = seen.shape[-1] if seen.ndim else 0
         width = last if last in widths else widths[0]
-        return seen, self.pages(seen, width, layout.alignment), d_qk[widths.index(width)]
+        return seen, self.pages(seen, "cache", width, layout.alignment), d_qk[widths.index(width)]
 
 
 # concat_and_cache_mla ------------------------------------------------------------------------------------------------

@@ -11,32 +11,12 @@ from ... import tensor
 from ...errors import InputError
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, option
-from ..indexer_validation import FP8, MAX_EXTENT
+from ..indexer_validation import FP8, MAX_EXTENT, Pages
 from .formats import INDEXER_FP8, SCALE_RULES, PagedFormat
 from .reference import requested
 from .spec import FLOATS, CodesChecks
 
 INDICES = ("int32", "int64")
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The pages of a cache.
-
-    Attributes:
-        blocks: of the cache.
-        page: tokens of a block.
-        block_bytes: from a block to the next.
-    """
-
-    blocks: int
-    page: int
-    block_bytes: int
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens that the cache has room for."""
-        return self.blocks * self.page
 
 
 class PlacesViews(Protocol):
@@ -66,36 +46,7 @@ class CacheChecks(CodesChecks):
     def cache(self, array: Any, layout: PagedFormat, output: bool = False) -> tuple[View, Pages]:
         """The argument `cache`: [blocks, page, bytes] or [blocks, page, 1, bytes], each block contiguous."""
         seen = self.view(array, "cache", FP8, output=output)
-        return seen, self.pages(seen, layout.token_bytes, layout.alignment)
-
-    def pages(self, seen: View, token: int, alignment: int) -> Pages:
-        """The pages of `cache`, [blocks, page, token] or [blocks, page, 1, token], each block contiguous.
-
-        Args:
-            seen: the cache.
-            token: elements of a token.
-            alignment: bytes, of which the distance of blocks and the address are multiples.
-        """
-        middle = seen.shape[2:-1]
-        if seen.ndim not in (3, 4) or seen.shape[-1] != token or middle not in ((), (1,)) or not seen.shape[1]:
-            expected = f"shape [blocks, page, {token}] or [blocks, page, 1, {token}], page at least 1"
-            raise self.error("cache", expected, list(seen.shape))
-        blocks, page = seen.shape[:2]
-        if max(blocks, 1) * page > MAX_EXTENT:
-            raise self.error("cache", f"up to {MAX_EXTENT} tokens, blocks * page", max(blocks, 1) * page)
-        if not blocks:
-            return Pages(0, page, 0)
-        if seen.strides[-1] != 1 or (page > 1 and seen.strides[1] != token):
-            raise self.error(
-                "cache", f"blocks of page * {token * seen.itemsize} contiguous bytes", f"strides {list(seen.strides)}"
-            )
-        block_bytes = (seen.strides[0] if blocks > 1 else page * token) * seen.itemsize
-        if block_bytes < 0 or block_bytes % alignment:
-            expected = f"a distance of blocks that is a multiple of {alignment} bytes, not negative"
-            raise self.error("cache", expected, f"{block_bytes} bytes")
-        if seen.ptr % alignment:
-            raise self.error("cache", f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
-        return Pages(blocks, page, block_bytes)
+        return seen, self.pages(seen, "cache", layout.token_bytes, layout.alignment)
 
     def places(self, views: PlacesViews, slots: Any, block_tables: Any, cu_lens: Any, rows: int | None) -> int:
         """What names a gather's places, written into `views`: how many there are."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ... import tensor
-from ...errors import InputError, shown
+from ...errors import InputError
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Flag, Integer, option
-from ..indexer_logits.spec import CHANNELS, DTYPES, MAX_HEADS, MAX_KEYS
-from ..indexer_validation import FP8, MAX_EXTENT, Validation
+from ..indexer_logits.spec import DTYPES, MAX_KEYS
+from ..indexer_validation import FP8, MAX_EXTENT, Validation, selection_results
 from ..mla_cache.formats import INDEXER_FP8
 from . import reference
 
@@ -132,14 +132,7 @@ class Problem:
     @property
     def results(self) -> tuple[tuple[tuple[int, ...], str] | None, ...]:
         """Of `paged_indexer_topk`: shape and dtype of indices, count, values and lse; None for what is not wanted."""
-        rows = (self.requests, self.queries)
-        entries = (*rows, self.options.topk)
-        return (
-            (entries, "int32"),
-            (rows, "int32"),
-            (entries, "float32") if self.options.return_values else None,
-            (rows, "float32") if self.options.return_lse else None,
-        )
+        return selection_results(self.options, (self.requests, self.queries))
 
 
 def read_logits(
@@ -189,17 +182,9 @@ def read(
     validation = Validation(OPERATOR)
     arrays, sizes = _read_scored(validation, q, k_cache, weights, block_tables, context_lens, q_scale)
     options = validation.chosen(ARGUMENTS, topk, relu, positions, max_context, return_values, return_lse, lse_base)
-    for name, array, wanted in (("values", values, options.return_values), ("lse", lse, options.return_lse)):
-        if array is not None and not wanted:
-            raise validation.error(name, f"None without return_{name}", shown(array))
-    rows = (sizes["requests"], sizes["queries"])
-    entries = (*rows, options.topk)
     views = Views(
         **arrays,
-        indices=validation.shaped(indices, "indices", entries, ("int32",), "lists", output=True),
-        count=validation.shaped(count, "count", rows, ("int32",), output=True),
-        values=validation.shaped(values, "values", entries, ("float32",), "lists", output=True),
-        lse=validation.shaped(lse, "lse", rows, ("float32",), output=True),
+        **validation.selection(options, (sizes["requests"], sizes["queries"]), indices, count, values, lse),
         workspace=validation.workspace(workspace, arrays["q"]),
     )
     validation.separate()
@@ -213,11 +198,8 @@ def _read_scored(
     q_seen = validation.view(q, "q", (*DTYPES, "uint8"))
     if q_seen.ndim != 4:
         raise validation.error("q", "shape [B, n, H, D]", list(q_seen.shape))
-    requests, queries, heads, channels = q_seen.shape
-    if channels not in CHANNELS:
-        raise validation.error("q", "64 or 128 channels, D in [B, n, H, D]", channels)
-    if not 1 <= heads <= MAX_HEADS:
-        raise validation.error("q", f"1 to {MAX_HEADS} heads, H in [B, n, H, D]", heads)
+    requests, queries = q_seen.shape[:2]
+    heads, channels = validation.index_heads(q_seen, "[B, n, H, D]")
     validation.extent(q_seen, "q", 0, "requests")
     validation.extent(q_seen, "q", 1, "queries, n in [B, n, H, D]", least=1)
     validation.check_layout(q_seen, "q", "rows")
@@ -267,30 +249,17 @@ def _read_cache(validation: Validation, array: Any, q: View) -> tuple[View, dict
     """Pages of `indexer_fp8`, or of rows in q's dtype; [blocks, page, n] or [blocks, page, 1, n]."""
     narrow = q.dtype in FP8
     seen = validation.view(array, "k_cache", FP8 if narrow else (q.dtype,))
-    last = q.shape[-1] + (INDEXER_FP8.scale_bytes if narrow else 0)
-    if seen.ndim not in (3, 4) or seen.shape[-1] != last or seen.shape[2:-1] not in ((), (1,)) or not seen.shape[1]:
-        expected = f"shape [blocks, page, {last}] or [blocks, page, 1, {last}], page at least 1"
-        raise validation.error("k_cache", expected, list(seen.shape))
-    blocks, page = seen.shape[:2]
-    if max(blocks, 1) * page > MAX_EXTENT:
-        raise validation.error("k_cache", f"up to {MAX_EXTENT} keys, blocks * page", max(blocks, 1) * page)
-    strides = seen.strides_bytes
-    row_bytes = strides[1] if page > 1 else last * seen.itemsize
-    block_bytes = strides[0] if blocks > 1 else 0
-    if not narrow:
+    channels = q.shape[-1]
+    if narrow:
+        pages = validation.pages(
+            seen, "k_cache", channels + INDEXER_FP8.scale_bytes, INDEXER_FP8.alignment, what="keys"
+        )
+        blocks, page, row_bytes = pages.blocks, pages.page, channels
+    else:
+        blocks, page = validation.paged_shape(seen, "k_cache", channels, what="keys")
         validation.check_layout(seen, "k_cache", "rows")
-    elif blocks:
-        if seen.strides[-1] != 1 or row_bytes != last:
-            raise validation.error(
-                "k_cache", f"blocks of page * {last} contiguous bytes", f"strides {list(seen.strides)}"
-            )
-        alignment = INDEXER_FP8.alignment
-        if block_bytes < 0 or block_bytes % alignment:
-            expected = f"a distance of blocks that is a multiple of {alignment} bytes, not negative"
-            raise validation.error("k_cache", expected, f"{block_bytes} bytes")
-        if seen.ptr % alignment:
-            raise validation.error("k_cache", f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
-        row_bytes = q.shape[-1]
+        row_bytes = seen.strides_bytes[1] if page > 1 else channels * seen.itemsize
+    block_bytes = seen.strides_bytes[0] if blocks > 1 else 0
     return seen, {"blocks": blocks, "page": page, "block_bytes": block_bytes, "row_bytes": row_bytes}
 
 

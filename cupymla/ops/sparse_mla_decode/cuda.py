@@ -39,7 +39,7 @@ class Parameters(forward.Parameters):
 
 def _fill(made: Source, cache: Cache, indices: View, lengths: View | None) -> None:
     """Write what a source has but for addresses."""
-    made.block_bytes, made.topk, made.slots, made.page = cache.block_bytes, cache.topk, cache.slots, cache.page
+    made.block_bytes, made.topk, made.slots, made.page = cache.block_bytes, cache.topk, cache.num_slots, cache.page
     made.indices_batch, made.indices_query, _ = indices.strides
     if lengths is not None:
         made.lengths_batch, made.lengths_query = (*lengths.strides, 0)[:2]

@@ -6,13 +6,12 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from ... import tensor
-from ...errors import InputError, shown
+from ...errors import shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, Number, option
-from ..indexer_validation import FP8, MAX_EXTENT, Validation
+from ..checks import require_entries
+from ..indexer_validation import FP8, Pages, Validation
 from ..mla import D_V, DTYPES, MAX_POSITION, SCALE_BITS
 from ..mla_cache.latents import FORMATS, LatentFormat
 
@@ -59,24 +58,14 @@ ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("out", "lse"))
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Pages):
     """A source of keys.
 
     Attributes:
-        blocks, page: of the cache.
-        block_bytes: from a block to the next.
         topk: entries of a row that select from it.
     """
 
-    blocks: int
-    page: int
-    block_bytes: int
     topk: int
-
-    @property
-    def slots(self) -> int:
-        """Tokens that the cache has room for."""
-        return self.blocks * self.page
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +134,13 @@ def read(
     batch, s_q, h_q, d_qk = _read_q(validation, q_seen, layout)
     cache, pages = _read_cache(validation, k_cache, "k_cache", layout, d_qk)
     views = Views(q_seen, cache, _read_indices(validation, indices, "indices", batch, s_q))
-    caches = [Cache(*pages, views.indices.shape[-1])]
+    caches = [_source(pages, views.indices)]
     views.topk_length = _read_lengths(validation, topk_length, "topk_length", batch, s_q)
     views.attn_sink = validation.shaped(attn_sink, "attn_sink", (h_q,), ("float32",))
     if extra_k_cache is not None:
         views.extra_k_cache, extra_pages = _read_cache(validation, extra_k_cache, "extra_k_cache", layout, d_qk)
         views.extra_indices = _read_indices(validation, extra_indices, "extra_indices", batch, s_q)
-        caches.append(Cache(*extra_pages, views.extra_indices.shape[-1]))
+        caches.append(_source(extra_pages, views.extra_indices))
         views.extra_topk_length = _read_lengths(validation, extra_topk_length, "extra_topk_length", batch, s_q)
     else:
         for name, array in (("extra_indices", extra_indices), ("extra_topk_length", extra_topk_length)):
@@ -180,31 +169,13 @@ def _read_q(validation: Validation, q: View, layout: LatentFormat) -> tuple[int,
 
 def _read_cache(
     validation: Validation, array: Any, argument: str, layout: LatentFormat, d_qk: int
-) -> tuple[View, tuple[int, int, int]]:
-    """A cache [blocks, page, n] or [blocks, page, 1, n], each block contiguous; blocks, page, and bytes of a block."""
+) -> tuple[View, Pages]:
     seen = validation.view(array, argument, FP8 if layout.codes else ("bfloat16",))
-    row_bytes = layout.token_bytes(d_qk)
-    width = row_bytes // seen.itemsize
-    middle = seen.shape[2:-1]
-    if seen.ndim not in (3, 4) or seen.shape[-1] != width or middle not in ((), (1,)) or not seen.shape[1]:
-        expected = f"shape [blocks, page, {width}] or [blocks, page, 1, {width}], page at least 1"
-        raise validation.error(argument, expected, list(seen.shape))
-    blocks, page = seen.shape[:2]
-    if max(blocks, 1) * page > MAX_EXTENT:
-        raise validation.error(argument, f"up to {MAX_EXTENT} tokens, blocks * page", max(blocks, 1) * page)
-    if not blocks:
-        return seen, (0, page, 0)
-    if seen.strides[-1] != 1 or (page > 1 and seen.strides[1] != width):
-        expected = f"blocks of page * {row_bytes} contiguous bytes"
-        raise validation.error(argument, expected, f"strides {list(seen.strides)}")
-    size = seen.strides_bytes[0] if blocks > 1 else page * row_bytes
-    if size < 0 or (blocks > 1 and size % layout.alignment):
-        expected = f"a distance of blocks that is a multiple of {layout.alignment} bytes, not negative"
-        raise validation.error(argument, expected, f"{size} bytes")
-    if seen.ptr % layout.alignment:
-        expected = f"an address that is a multiple of {layout.alignment} bytes"
-        raise validation.error(argument, expected, hex(seen.ptr))
-    return seen, (blocks, page, size)
+    return seen, validation.pages(seen, argument, layout.token_bytes(d_qk) // seen.itemsize, layout.alignment)
+
+
+def _source(pages: Pages, indices: View) -> Cache:
+    return Cache(pages.blocks, pages.page, pages.block_bytes, indices.shape[-1])
 
 
 def _read_indices(validation: Validation, array: Any, argument: str, batch: int, s_q: int) -> View:
@@ -238,12 +209,7 @@ def look(views: Views, problem: Problem, stream: object) -> None:
     ]
     for (argument, indices, lengths), cache in zip(given, problem.caches):  # noqa: B905 - the second may be missing
         assert indices is not None
-        slots = tensor.fetched(indices, stream)
-        wrong = (slots < -1) | (slots >= cache.slots)
-        if lengths is not None:
-            ends = tensor.fetched(lengths, stream)
-            wrong &= np.arange(slots.shape[-1]) < (ends if ends.ndim == 2 else ends[:, None])[..., None]
-        if wrong.any():
-            place = tuple(int(i) for i in np.argwhere(wrong)[0])
-            expected = f"values from -1 to {cache.slots - 1}"
-            raise InputError(argument, expected, f"{int(slots[place])} at {list(place)}", OPERATOR)
+        ends = None if lengths is None else tensor.fetched(lengths, stream)
+        if ends is not None and ends.ndim == 1:
+            ends = ends[:, None]
+        require_entries(tensor.fetched(indices, stream), ends, cache.num_slots, argument, OPERATOR)
