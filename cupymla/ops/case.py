@@ -13,7 +13,12 @@ An operator's `cases` module offers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +61,28 @@ class Choice:
     def settings(self, case: Case) -> tuple[str, ...]:
         """All that a case wants."""
         return (*self.chosen, *(setting for intent, setting in self.further if intent == case.intent))
+
+
+def on(xp: Any, array: Any) -> Any:
+    """A NumPy array as one of `xp`, numpy or cupy, which knows no bfloat16 but its bits."""
+    if xp is np:
+        return array
+    if array.dtype == ml_dtypes.bfloat16:
+        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
+    return xp.asarray(array)
+
+
+def all_on(xp: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call whose arrays are `on` xp."""
+    return {name: on(xp, value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+
+
+def spread(array: Any, rows: bool, gap: int = 32) -> Any:
+    """The same values with gaps: of `gap` elements behind each row, else between all numbers."""
+    if rows:
+        wide = np.zeros((*array.shape[:-1], array.shape[-1] + gap), array.dtype)
+        wide[..., : array.shape[-1]] = array
+        return wide[..., : array.shape[-1]]
+    apart = np.zeros((*array.shape, 3), array.dtype)
+    apart[..., 0] = array
+    return apart[..., 0]

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .case import Case
+from .case import Case, on
 from .mla import D_V, SoftmaxOptions
 from .mla_reference import Selection, batched, causal_limit, numpy_dtype, select
 
@@ -330,14 +329,6 @@ def _forward(case: MlaCase, arrays: _Arrays) -> tuple[Array, Array]:
 # Layouts --------------------------------------------------------------------------------------------------------------
 
 
-def _moved(array: Array, xp: Any) -> Any:
-    if xp is np:
-        return array
-    if array.dtype == ml_dtypes.bfloat16:
-        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
-    return xp.asarray(array)
-
-
 def _poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.full(shape, INT_MAX if dtype.kind == "i" else np.nan, dtype)
 
@@ -345,23 +336,23 @@ def _poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _rows(case: MlaCase, array: Array, xp: Any) -> Any:
     """The array in the case's layout, its last axis contiguous: strided ones have room for more of every axis."""
     if case.layout != "strided":
-        return _moved(array, xp)
+        return on(xp, array)
     # 16 elements are a multiple of 16 bytes in every dtype, so only indices get strides that are not.
     more = [extent + 3 for extent in array.shape[:-1]] + [array.shape[-1] + (5 if array.dtype.kind == "i" else 16)]
     memory = _poisoned(tuple(more), array.dtype)
     place = tuple(slice(0, extent) for extent in array.shape)
     memory[place] = array
-    return _moved(memory, xp)[place]
+    return on(xp, memory)[place]
 
 
 def _free(case: MlaCase, array: Array, xp: Any) -> Any:
     """The array in the case's layout: strided ones have their axes in reverse order and every other element unused."""
     if case.layout != "strided":
-        return _moved(array, xp)
+        return on(xp, array)
     turned = array.T
     memory = _poisoned((*turned.shape[:-1], 2 * turned.shape[-1]), array.dtype)
     memory[..., ::2] = turned
-    return _moved(memory, xp)[..., ::2].T
+    return on(xp, memory)[..., ::2].T
 
 
 # Timing arrays --------------------------------------------------------------------------------------------------------

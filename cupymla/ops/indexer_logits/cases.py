@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..case import Case
+from ..case import Case, all_on, spread
 
 OUTPUTS = ("logits",)
 """The output parameters, in the order in which the call returns them."""
@@ -146,9 +146,7 @@ def inputs(case: LogitsCase, seed: int, xp: Any = np) -> dict[str, Any]:
         arguments = {
             name: _spread(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()
         }
-    if xp is np:
-        return arguments
-    return {name: _on(xp, value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    return all_on(xp, arguments)
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], case: LogitsCase) -> Any:
@@ -175,20 +173,7 @@ def _spoil(rng: np.random.Generator, k: Any) -> None:
 
 
 def _spread(array: Any) -> Any:
-    """The same values with gaps: rows of 16-byte multiples stay such, single numbers lie apart."""
-    if array.ndim and array.shape[-1] in (64, 128) and array.dtype.itemsize < 4:
-        wide = np.zeros((*array.shape[:-1], array.shape[-1] + 32), array.dtype)
-        wide[..., : array.shape[-1]] = array
-        return wide[..., : array.shape[-1]]
-    wide = np.zeros((*array.shape, 3), array.dtype)
-    wide[..., 0] = array
-    return wide[..., 0]
-
-
-def _on(xp: Any, array: Any) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
-        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
-    return xp.asarray(array)
+    return spread(array, bool(array.ndim) and array.shape[-1] in (64, 128) and array.dtype.itemsize < 4)
 
 
 def flops(case: LogitsCase) -> float:

@@ -8,12 +8,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..case import Case
+from ..case import Case, all_on, spread
 
 OUTPUTS = ("loss", "grad_logits")
 """The output parameters, in the order in which the call returns them."""
 
 _DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+
+
+_ROWS = ("q", "k", "indices", "target")
+"""What is contiguous along its last axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,28 +148,10 @@ def inputs(case: LossCase, seed: int, xp: Any = np) -> dict[str, Any]:
     arguments |= {name: getattr(case, name) for name, default in options.items() if getattr(case, name) != default}
     if case.strided:
         arguments = {
-            name: _spread(name, value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()
+            name: spread(value, name in _ROWS) if isinstance(value, np.ndarray) else value
+            for name, value in arguments.items()
         }
-    if xp is np:
-        return arguments
-    return {name: _on(xp, value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
-
-
-def _spread(name: str, array: Any) -> Any:
-    """The same values with gaps: rows stay contiguous, and 16-byte multiples where they have to be."""
-    if name in ("q", "k", "indices", "target"):
-        wide = np.zeros((*array.shape[:-1], array.shape[-1] + 32), array.dtype)
-        wide[..., : array.shape[-1]] = array
-        return wide[..., : array.shape[-1]]
-    wide = np.zeros((*array.shape, 3), array.dtype)
-    wide[..., 0] = array
-    return wide[..., 0]
-
-
-def _on(xp: Any, array: Any) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
-        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
-    return xp.asarray(array)
+    return all_on(xp, arguments)
 
 
 def flops(case: LossCase) -> float:

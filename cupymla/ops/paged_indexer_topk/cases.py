@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..case import Case
+from ..case import Case, all_on, spread
 from .reference import lengths
 
 OUTPUTS = ("indices", "count", "values", "lse")
@@ -200,10 +200,8 @@ def inputs(case: PagedCase, seed: int, xp: Any = np) -> dict[str, Any]:
     if case.strided:
         for name in ("q", "weights", "q_scale", "block_tables", "context_lens"):
             if name in arguments:
-                arguments[name] = _spread(arguments[name], rows=name == "q")
-    if xp is np:
-        return arguments
-    return {name: _on(xp, value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+                arguments[name] = spread(arguments[name], rows=name == "q")
+    return all_on(xp, arguments)
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], case: PagedCase) -> Any:
@@ -224,7 +222,7 @@ def _cache(case: PagedCase, blocks: int, rng: np.random.Generator, xp: Any) -> A
         if case.values == "hostile":
             for number, row in enumerate(keys.reshape(-1, case.channels)[::5]):
                 row[number % case.channels] = (np.nan, np.inf, -np.inf)[number % 3]
-        return _spread(keys, rows=True) if case.strided else keys
+        return spread(keys, rows=True) if case.strided else keys
     size = case.page * case.channels
     # Blocks that are no multiples of 16 bytes apart, where arrays have gaps.
     block_bytes = size + case.page * 4 + (_GAP_BYTES if case.strided else 0)
@@ -258,23 +256,6 @@ def _random_pages(case: PagedCase, blocks: int, xp: Any) -> Any:
         scales = rng.random((len(rows), case.page), dtype=np.float32) * np.float32(2**-6) + np.float32(2**-6)
         rows[:, size:] = scales.view(np.uint8)
     return memory.reshape(blocks, case.page, case.channels + 4)
-
-
-def _spread(array: Any, rows: bool) -> Any:
-    """The same values with gaps: rows stay such, at multiples of 16 bytes; single numbers lie apart."""
-    if rows:
-        wide = np.zeros((*array.shape[:-1], array.shape[-1] + 32), array.dtype)
-        wide[..., : array.shape[-1]] = array
-        return wide[..., : array.shape[-1]]
-    apart = np.zeros((*array.shape, 3), array.dtype)
-    apart[..., 0] = array
-    return apart[..., 0]
-
-
-def _on(xp: Any, array: Any) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
-        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
-    return xp.asarray(array)
 
 
 def scored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

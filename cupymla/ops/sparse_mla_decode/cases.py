@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from ..case import Case
+from ..case import Case, all_on, spread
 from ..mla_cache.latents import BF16, FORMATS, block_bytes, encode
 
 OUTPUTS = ("out", "lse")
@@ -171,9 +170,7 @@ def inputs(case: DecodeCase, seed: int, xp: Any = np) -> dict[str, Any]:
         for name in ("q", "indices", "attn_sink", "topk_length", "extra_indices", "extra_topk_length"):
             if name in arguments:
                 arguments[name] = _spread(arguments[name])
-    if xp is np:
-        return arguments
-    return {name: _on(xp, value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    return all_on(xp, arguments)
 
 
 def _source(rng: np.random.Generator, case: DecodeCase, topk: int, page: int) -> tuple[Any, Any, Any]:
@@ -260,20 +257,8 @@ def _spoil(rng: np.random.Generator, data: Any, codes: int) -> None:
 
 
 def _spread(array: Any) -> Any:
-    """The same values with gaps: rows of q stay multiples of 16 bytes, indices contiguous, other numbers lie apart."""
-    if array.ndim == 4 or (array.ndim == 3 and array.dtype == np.int32):
-        wide = np.zeros((*array.shape[:-1], array.shape[-1] + 16), array.dtype)
-        wide[..., : array.shape[-1]] = array
-        return wide[..., : array.shape[-1]]
-    wide = np.zeros((*array.shape, 3), array.dtype)
-    wide[..., 0] = array
-    return wide[..., 0]
-
-
-def _on(xp: Any, array: Any) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
-        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
-    return xp.asarray(array)
+    """Rows of q stay multiples of 16 bytes, indices contiguous."""
+    return spread(array, array.ndim == 4 or (array.ndim == 3 and array.dtype == np.int32), gap=16)
 
 
 def flops(case: DecodeCase) -> float:
