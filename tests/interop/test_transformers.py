@@ -162,11 +162,9 @@ def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
 
 
 def _replaced(model: Any, kind: type) -> type:
-    with dsa.enabled(copy.deepcopy(model)) as report:
-        assert report.replaced
-        model = copy.deepcopy(model)
-        dsa.enable(model)
-        return next(type(m) for m in model.modules() if type(m) is not kind and type(m).__mro__[1] is kind)
+    model = copy.deepcopy(model)
+    assert dsa.enable(model).replaced
+    return next(type(m) for m in model.modules() if type(m) is not kind and type(m).__mro__[1] is kind)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -88,7 +88,7 @@ def indexer_class(base: type, family: Family) -> type:
             self,
             family,
             hidden_states,
-            q_resid,
+            _heads(self, q_resid),
             position_embeddings,
             attention_mask,
             past_key_values if cache is None else cache,
@@ -102,14 +102,18 @@ def indexer_class(base: type, family: Family) -> type:
         position_ids: Any = None,
         cache: Any = None,
     ) -> Any:
-        queries = self.wq_b(self.q_input_norm(hidden_states))
-        queries = queries.view(*hidden_states.shape[:-1], self.n_heads, self.head_dim)
+        queries = _heads(self, self.q_input_norm(hidden_states))
         queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
         return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
 
     forward = torch.no_grad()(of_latents if family.latent_query else of_hidden_states)
     body = {"forward": forward, "__module__": __name__, "__doc__": base.__doc__}
     return type(base.__name__, (base,), body)
+
+
+def _heads(indexer: Any, states: Any) -> Any:
+    """Index queries [B, S, H, D] of what they are made of."""
+    return indexer.wq_b(states).view(*states.shape[:-1], indexer.n_heads, indexer.head_dim)
 
 
 def _selection(
@@ -123,8 +127,6 @@ def _selection(
             "causal attention with a padding mask [batch, length]",
         )
     rotated = indexer.qk_rope_head_dim
-    if family.latent_query:
-        queries = indexer.wq_b(queries).view(*hidden.shape[:-1], indexer.n_heads, indexer.head_dim)
     norm = indexer.k_norm
     keys = norm(indexer.wk(hidden).to(norm.weight.dtype)).to(hidden.dtype)[:, :, None]
     if getattr(indexer, "use_rope", True):
@@ -146,8 +148,8 @@ def _selection(
         keys,
         weights,
         min(indexer.index_topk, keys.shape[1]),
-        starts=ranges[..., 0].contiguous(),
-        ends=ranges[..., 1].contiguous(),
+        starts=ranges[..., 0],
+        ends=ranges[..., 1],
     )
     setattr(indices, _COUNT, count)
     return indices
@@ -211,7 +213,7 @@ def attention(
     expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
     absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
     rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
-    options = {
+    given = {
         "sm_scale": scaling,
         "topk_length": _count(indices),
         "attn_sink": None if sink is None else sink.float(),
@@ -226,7 +228,7 @@ def attention(
             first = torch.arange(len(rows), device=rows.device, dtype=torch.int32)[:, None, None] * rows.shape[1]
             slots = torch.where(indices < 0, -1, indices + first)
         cache = rows.reshape(-1, 1, rows.shape[-1])
-        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **options)
+        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **given)
     else:
-        out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **options)
+        out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **given)
     return torch.einsum("bshc,hvc->bshv", out, expand_v), None

@@ -9,11 +9,10 @@ from typing import Any
 from ... import tensor
 from ...arch import Gpu
 from ...build import KernelSource
+from ..arguments import Arguments
 from ..calls import Calls
 from ..mla import by_reference
 from . import cuda, latent_cuda, latent_reference, latent_spec, paged_spec, plan, reference, spec
-from .latent_spec import ConcatProblem, ConcatViews
-from .paged_spec import WriteProblem, WriteViews
 
 QUANTIZE_FP8 = Calls(
     spec.ARGUMENTS,
@@ -38,14 +37,21 @@ HADAMARD = Calls(
 )
 
 
-def _write_on_cpu(views: WriteViews, problem: WriteProblem) -> Callable[[], Any]:
-    k, cache, slots = map(tensor.to_numpy, (views.k, views.cache, views.slot_mapping))
+def _writing(arguments: Arguments[Any, Any], write: Callable[..., None]) -> Callable[[Any, Any], Callable[[], Any]]:
+    """The run on the CPU of a reference that writes into the argument `cache`."""
 
-    def run() -> Any:
-        reference.indexer_k_quant_and_cache(k, cache, slots, scale_rule=problem.options.scale_rule)
-        return views.cache.owner
+    def on_cpu(views: Any, problem: Any) -> Callable[[], Any]:
+        seen = [getattr(views, name) for name in arguments.inputs]
+        arrays = [None if view is None else tensor.to_numpy(view) for view in seen]
+        options = {name: getattr(problem.options, name) for name in arguments.options}
 
-    return run
+        def run() -> Any:
+            write(*arrays, **options)
+            return views.cache.owner
+
+        return run
+
+    return on_cpu
 
 
 INDEXER_K_QUANT_AND_CACHE = Calls(
@@ -53,7 +59,7 @@ INDEXER_K_QUANT_AND_CACHE = Calls(
     paged_spec.read_write,
     cuda.nothing_wanted,
     cuda.Write,
-    _write_on_cpu,
+    _writing(paged_spec.WRITE, reference.indexer_k_quant_and_cache),
     look=paged_spec.look_at_slot_mapping,
 )
 GATHER_INDEXER_CACHE = Calls(
@@ -66,24 +72,12 @@ GATHER_INDEXER_CACHE = Calls(
 )
 
 
-def _concat_on_cpu(views: ConcatViews, problem: ConcatProblem) -> Callable[[], Any]:
-    kv_c, cache, slots = map(tensor.to_numpy, (views.kv_c, views.cache, views.slot_mapping))
-    k_pe = None if views.k_pe is None else tensor.to_numpy(views.k_pe)
-    options = {name: getattr(problem.options, name) for name in latent_spec.CONCAT.options}
-
-    def run() -> Any:
-        latent_reference.concat_and_cache_mla(kv_c, k_pe, cache, slots, **options)
-        return views.cache.owner
-
-    return run
-
-
 CONCAT_AND_CACHE_MLA = Calls(
     latent_spec.CONCAT,
     latent_spec.read_concat,
     cuda.nothing_wanted,
     latent_cuda.Concat,
-    _concat_on_cpu,
+    _writing(latent_spec.CONCAT, latent_reference.concat_and_cache_mla),
     look=latent_spec.look_at_slot_mapping,
 )
 GATHER_MLA_CACHE = Calls(
