@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +110,17 @@ def model_of(work: Work, hidden: int, dtype: Any) -> Any:
     return model
 
 
-def milliseconds(step: Callable[[], object], repeats: int = 5) -> float:
-    """The median of a warm step's wall times."""
+def milliseconds(step: Callable[[], object], repeats: int = 5, warm: int = 2) -> float:
+    """The median of a step's wall times, after some that do not count."""
     import torch
 
     times = []
-    for repeat in range(repeats + 2):
+    for repeat in range(warm + repeats):
         torch.cuda.synchronize()
         start = time.perf_counter()
         step()
         torch.cuda.synchronize()
-        if repeat >= 2:
+        if repeat >= warm:
             times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
 
@@ -155,8 +155,8 @@ def measure(work: Work) -> dict[str, Any]:
         return {"ms": milliseconds(train)}
     with torch.no_grad():
         if work.what == "prefill":
-            _fill(model, DynamicCache(config=model.config), Work("prefill", work.heads, 2 * CHUNK, work.batch))
-            return {"ms": _once(lambda: _fill(model, DynamicCache(config=model.config), work))}
+            _fill(model, DynamicCache(config=model.config), replace(work, tokens=2 * CHUNK))
+            return {"ms": milliseconds(lambda: _fill(model, DynamicCache(config=model.config), work), 1, 0)}
         static = work.what == "graph"
         cache = (
             StaticCache(config=model.config, max_cache_len=work.tokens + 64)
@@ -179,16 +179,6 @@ def measure(work: Work) -> dict[str, Any]:
         return {"ms": milliseconds(graph.replay, 9)}
 
 
-def _once(step: Callable[[], object]) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3
-
-
 def errors(work: Work) -> dict[str, Any]:
     """Errors of the model's own bfloat16 and of ours, of float32: logits, and the gradient with the largest ratio."""
     import torch
@@ -196,8 +186,7 @@ def errors(work: Work) -> dict[str, Any]:
     ids = _tokens(work, work.tokens)
     found = []
     for attention, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16)):
-        one = Work(work.what, work.heads, work.tokens, work.batch, attention, work.family)
-        model = model_of(one, 1024, torch.bfloat16).to(dtype) if dtype == torch.float32 else model_of(one, 1024, dtype)
+        model = model_of(replace(work, attention=attention), 1024, torch.bfloat16).to(dtype)
         result = model(ids, labels=ids, use_cache=False)
         result.loss.backward()
         grads = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
@@ -257,8 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for work in WORKS:
         if re.search(options.only, work.name):
             rows.append(row_of(work))
-            known = {**asdict(work)}
-            print(work.name, {name: value for name, value in rows[-1].items() if name not in known}, flush=True)
+            print(work.name, {n: value for n, value in rows[-1].items() if n not in asdict(work)}, flush=True)
     if options.out:
         content = {"transformers": transformers.__version__, "rows": rows}
         report.write(options.out, "models", {**machine.provenance(options.commit), **content})

@@ -169,36 +169,49 @@ def host() -> str:
     return report.marked_table("host", heading, ["operator", "launches", *ways], rows)
 
 
+ModelRow = Mapping[str, Any]
+
+
+def _model_rows(content: Mapping[str, Any]) -> dict[str, tuple[ModelRow | None, ModelRow | None]]:
+    """Of each work that was timed, its row of transformers alone and that with cupymla."""
+    found: dict[str, tuple[ModelRow | None, ModelRow | None]] = {}
+    for row in content["rows"]:
+        if row["what"] != "error":
+            own, ours = found.get(_work(row), (None, None))
+            found[_work(row)] = (own, row) if row["attention"] == "cupymla" else (row, ours)
+    return found
+
+
 def models() -> str:
     """What transformers' models take alone and with cupymla, as `python -m cupymla_lab models` wrote it."""
     file = newest("models")
     if file is None:
         return report.marked_text("models", "No run is recorded yet.")
     content = json.loads(file.read_text(encoding="utf-8"))
-    timed = [row for row in content["rows"] if row["what"] != "error"]
-    works = list(dict.fromkeys(_work(row) for row in timed))
-    cells = []
-    for work in works:
-        own, ours = (
-            next((row for row in timed if _work(row) == work and (row["attention"] == "cupymla") == mine), None)
-            for mine in (False, True)
-        )
-        faster = f"{own['ms'] / ours['ms']:.1f}x" if own and ours and "ms" in own and "ms" in ours else ""
-        cells.append([work, _cost(own), _cost(ours), faster])
+    cells = [
+        [work, _cost(own), _cost(ours), _faster(own, ours, 1)] for work, (own, ours) in _model_rows(content).items()
+    ]
     heading = f"{content['gpu']}, {content['date']}, transformers {content['transformers']}; time, and the most memory."
     return report.marked_table("models", heading, ["work", "transformers alone", "with cupymla", "faster"], cells)
 
 
-def _of_models(what: str, heads: int, tokens: int) -> list[str]:
-    """A row of the README's table: two layers of a model of transformers, with cupymla and alone."""
+def _of_models(*works: str) -> list[list[str]]:
+    """Rows of the README's table: two layers of a model of transformers, with cupymla and alone."""
     file = newest("models")
     assert file is not None
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    of = [row for row in rows if (row["what"], row["heads"], row["tokens"], row["batch"]) == (what, heads, tokens, 1)]
-    (own,) = (row for row in of if row["attention"] != "cupymla")
-    (ours,) = (row for row in of if row["attention"] == "cupymla")
-    problem = f"two layers of GLM-5's shape in transformers, {_WORDS[what]}, {tokens} tokens"
-    return [problem, _cost(ours), f"transformers alone: {_cost(own)}", f"{own['ms'] / ours['ms']:.2f}x"]
+    found = _model_rows(json.loads(file.read_text(encoding="utf-8")))
+    cells = []
+    for work in works:
+        own, ours = found[work]
+        problem = f"two layers of GLM-5's shape in transformers: {work}"
+        cells.append([problem, _cost(ours), f"transformers alone: {_cost(own)}", _faster(own, ours, 2)])
+    return cells
+
+
+def _faster(own: ModelRow | None, ours: ModelRow | None, digits: int) -> str:
+    if not own or not ours or "ms" not in own or "ms" not in ours:
+        return ""
+    return f"{own['ms'] / ours['ms']:.{digits}f}x"
 
 
 _WORDS = {
@@ -209,12 +222,12 @@ _WORDS = {
 }
 
 
-def _work(row: Mapping[str, Any]) -> str:
+def _work(row: ModelRow) -> str:
     batch = "" if row["batch"] == 1 else f", batch {row['batch']}"
     return f"{_WORDS[row['what']]}, {row['heads']} heads, {row['tokens']} tokens{batch}"
 
 
-def _cost(row: Mapping[str, Any] | None) -> str:
+def _cost(row: ModelRow | None) -> str:
     if row is None:
         return "not run"
     return f"{row['ms']:.1f} ms, {row['peak_gib']:.1f} GiB" if "ms" in row else row["failed"].partition(":")[0]
@@ -266,7 +279,7 @@ def comparison() -> str:
         ]
         for one in found
     ]
-    rows += _of_models("train", 32, 8192), _of_models("prefill", 64, 131072)
+    rows += _of_models("training step, 32 heads, 8192 tokens", "prefill in chunks of 1024, 64 heads, 131072 tokens")
     columns = ["problem", "cupymla", "measured beside it", "cupymla's speed"]
     return report.marked_table("peers", f"{where}.", columns, rows)
 
