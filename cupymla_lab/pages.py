@@ -203,7 +203,7 @@ def _of_models(*works: str) -> list[list[str]]:
     cells = []
     for work in works:
         own, ours = found[work]
-        problem = f"two layers of GLM-5's shape in transformers: {work}"
+        problem = f"two GLM-5 layers in transformers: {work}"
         cells.append([problem, _cost(ours), f"transformers alone: {_cost(own)}", _faster(own, ours, 2)])
     return cells
 
