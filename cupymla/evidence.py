@@ -207,7 +207,7 @@ def support_rows(folder: Path | None = None) -> list[Support]:
     if folder is None:
         folder = FOLDER if FOLDER.is_dir() else PACKED
     rows = []
-    for entry in registry.OPERATORS:
+    for entry in registry.subjects():
         for kernel in entry.kernels:
             digest = current_hash(entry, kernel)
             found = read(path(entry.name, kernel, folder))
@@ -247,7 +247,7 @@ def detail(row: Support) -> str:
 
 def cannot_tell() -> str:
     """Why sources cannot be compared with those that ran, such as CUTLASS's headers missing; empty where they can."""
-    for entry in registry.OPERATORS:
+    for entry in registry.subjects():
         for kernel in entry.kernels:
             try:
                 build.content_hash(operators.unit(entry, kernel))
@@ -283,7 +283,7 @@ def _since(found: Evidence) -> str:
 
 def cases_since(found: Evidence | WithoutGpu) -> int:
     """How many cases there are for a kernel beside those that there were when it ran."""
-    (entry,) = (entry for entry in registry.OPERATORS if entry.name == found.operator)
+    entry = registry.named(found.operator)
     (kernel,) = (kernel for kernel in entry.kernels if (kernel.name, kernel.arch) == (found.kernel, found.arch))
     return max(0, len(operators.Subject(entry.name).cases_of(kernel)) - max(found.of, found.cases))
 

@@ -177,7 +177,7 @@ def take_turns(
     for call in calls:
         beside = [inputs[name] for name in subject.written_in(inputs)]
         for array in beside:
-            array.fill(0)
+            array.fill(0)  # of a cache, too: each variant then writes the same into the same
         outputs.append((*as_tuple(call()), *(array.copy() for array in beside)))
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):

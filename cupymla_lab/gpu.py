@@ -94,6 +94,7 @@ class Run:
         }
         self.arguments = operators.arguments_on(cupy, host)
         self._beside = {name: self.arguments[name] for name in beside}
+        self._kept = {name: self.arguments[name].copy() for name in beside if name in subject.updates}
 
     def launch(self) -> dict[str, operators.Array]:
         """Poison the outputs, call, and read them back. Raises Mismatch when a guard zone was written to."""
@@ -106,8 +107,11 @@ class Run:
         return {**{name: output.to_numpy() for name, output in self.outputs.items()}, **self._read_beside()}
 
     def _poison_beside(self) -> None:
-        for array in self._beside.values():
-            array.fill(np.nan)
+        for name, array in self._beside.items():
+            if name in self._kept:
+                array[...] = self._kept[name]
+            else:
+                array.fill(np.nan)
 
     def _read_beside(self) -> dict[str, operators.Array]:
         return {name: array.get() for name, array in self._beside.items()}
@@ -543,7 +547,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all passed, 1 when something failed, 2 without a GPU or a kernel for it."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    known = [entry.name for entry in registry.OPERATORS]
+    known = [entry.name for entry in registry.subjects()]
     if unknown := [name for name in options.operators if name not in known]:
         parser.error(f"no operator {', '.join(unknown)}; there are {', '.join(known)}")
     if not driver.available():

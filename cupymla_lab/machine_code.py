@@ -184,7 +184,7 @@ def show(sources: Sequence[KernelSource], folders: Sequence[Path], out: Path | N
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when everything compiled, 1 when something did not."""
     parser = argparse.ArgumentParser(prog="python -m cupymla_lab machine-code", description=__doc__.splitlines()[0])
-    parser.add_argument("operator", metavar="OP", choices=[entry.name for entry in registry.OPERATORS])
+    parser.add_argument("operator", metavar="OP", choices=[entry.name for entry in registry.subjects()])
     parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
     parser.add_argument(
         "--define",

@@ -326,12 +326,12 @@ def _profile(options: argparse.Namespace) -> int:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise UnsupportedError("profiling", "a machine without ncu", "Nsight Compute on the PATH")
-    names = {entry.name for entry in registry.OPERATORS}
+    names = {entry.name for entry in registry.subjects()}
     for name in options.operators:
         if name not in names:
             raise InputError("OP", "one of " + ", ".join(sorted(names)), repr(name))
     terminal = Terminal(False)
-    for name in options.operators or [entry.name for entry in registry.OPERATORS if Subject(entry.name).cases.BENCH]:
+    for name in options.operators or [entry.name for entry in registry.subjects() if Subject(entry.name).cases.BENCH]:
         found = profiled(name, options.case, ncu, options.seconds)
         terminal.table(name, COLUMNS, table(found))
         if options.out is not None and not options.case:

@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         kernels = {
             (entry.name, kernel.name, kernel.arch): (entry, kernel)
-            for entry in registry.OPERATORS
+            for entry in registry.subjects()
             for kernel in entry.kernels
         }
         wanted = (options.operator, options.kernel, options.arch)

@@ -162,7 +162,7 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all cases passed, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m cupymla_lab without-gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("operators", nargs="+", metavar="OP", choices=[entry.name for entry in registry.OPERATORS])
+    parser.add_argument("operators", nargs="+", metavar="OP", choices=[entry.name for entry in registry.subjects()])
     parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
     parser.add_argument("--kernel", metavar="NAME", help="this kernel alone, where a target has several")
     parser.add_argument("--case", action="append", metavar="NAME", help="only this case; repeatable; writes nothing")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def entries(names: Sequence[str]) -> list[OperatorEntry]:
     """The registry rows of these operators, all when there are no names. Raises InputError for an unknown one."""
-    known = {entry.name: entry for entry in registry.OPERATORS}
+    known = {entry.name: entry for entry in registry.subjects()}
     for name in names:
         if name not in known:
             raise InputError("OP", "one of " + ", ".join(known), repr(name))
@@ -90,7 +90,8 @@ def precompile(options: argparse.Namespace) -> int:
         for name in set(targets or ()) - set(options.arch or ()):
             terminal.line(f"{entry.name}: {name}, which is what runs there")
         sources += operators.variants(entry, targets)
-    sources = operators.defining(sources, options.define)
+    # Functions of a family share kernels.
+    sources = operators.defining(list(dict.fromkeys(sources)), options.define)
     if sources:
         compiler.toolchain()
     shared = cache.share_entries() if options.shared else None

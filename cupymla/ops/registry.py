@@ -37,6 +37,7 @@ class OperatorEntry:
         related: further public functions that live in the same folder.
         made_of: other operators whose parts and kernels it uses; those use none themselves.
         family: the name of the folder and of the page, where functions share them that none of them could name.
+        cases: the module of its cases, in its package.
     """
 
     name: str
@@ -45,6 +46,7 @@ class OperatorEntry:
     related: tuple[str, ...] = ()
     made_of: tuple[str, ...] = ()
     family: str | None = None
+    cases: str = "cases"
 
     @property
     def folder(self) -> str:
@@ -172,14 +174,35 @@ OPERATORS: tuple[OperatorEntry, ...] = (
 )
 
 
+def _member(name: str, summary: str, kernel: str | None = None) -> OperatorEntry:
+    kernels = tuple(KernelEntry(kernel or name, arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f"))
+    return OperatorEntry(name, summary, kernels, family="mla_cache", cases=f"cases_of.{name}")
+
+
+MEMBERS: tuple[OperatorEntry, ...] = (
+    _member("dequantize_fp8", "fp8 codes and their scales to bfloat16"),
+    _member("hadamard", "rows times the Hadamard matrix"),
+    _member("indexer_k_quant_and_cache", "keys of the lightning indexer into a paged cache", "quantize_fp8"),
+    _member("gather_indexer_cache", "keys of the lightning indexer out of a paged cache"),
+    _member("concat_and_cache_mla", "latents into a paged cache"),
+    _member("gather_mla_cache", "latents out of a paged cache"),
+)
+"""Related functions of a family that have cases, evidence and benchmarks of their own."""
+
+
+def subjects() -> tuple[OperatorEntry, ...]:
+    """What is checked and timed by itself: operators, then members of families."""
+    return (*OPERATORS, *MEMBERS)
+
+
 def public_functions() -> list[str]:
     """The public functions of all operators."""
     return [name for entry in OPERATORS for name in entry.functions]
 
 
 def named(name: str) -> OperatorEntry:
-    """The entry of that name. Raises KeyError."""
-    for entry in OPERATORS:
+    """The entry of that name, an operator or a member. Raises KeyError."""
+    for entry in subjects():
         if entry.name == name:
             return entry
     raise KeyError(name)

@@ -11,7 +11,7 @@ For each output, against the reference in float64 and the same-precision referen
 3. 1 - 2<x,y> / (<x,x> + <y,y>) is at most 1e-5 over the finite elements: a small systematic error, such as a scale
    that is off by 1%, hides below an absolute bound but not here. Two zero results are alike.
 
-Outputs of integer or boolean dtype have to be equal.
+Outputs of integer or boolean dtype have to be equal, and so have the bits of a function that is exact.
 
 Source: the error criterion is the one FlashAttention's tests use (kernel within twice the error of a reference of the
 same precision); the similarity is the Dice coefficient of two vectors, as DeepSeek's kernel tests use it.
@@ -185,6 +185,22 @@ def compare(output: str, got: Array, same: Array, exact: Array) -> Report:
     elif unlike > SIMILARITY_LIMIT:
         failure = f"{output}: dissimilarity {unlike:.3g}, at most {SIMILARITY_LIMIT:g} (a systematic error)"
     return Report(output, error.value, reference_error.value, limit, unlike, failure)
+
+
+def compare_bits(output: str, got: Array, wanted: Array) -> Report:
+    """Judge an output of a function that is exact: its bits have to be those of `wanted`, any NaN for any NaN."""
+    if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+        return _failed(output, f"{got.dtype} of shape {got.shape}, expected {wanted.dtype} of shape {wanted.shape}")
+    wrong = _Wrong()
+    for first in range(0, got.size, _BLOCK):
+        mine, theirs = (array.reshape(-1)[first : first + _BLOCK] for array in (got, wanted))
+        unlike = mine.view(f"u{mine.dtype.itemsize}") != theirs.view(f"u{mine.dtype.itemsize}")
+        if is_float(got.dtype):
+            unlike &= ~(np.isnan(mine) & np.isnan(theirs))
+        wrong.see(first, unlike)
+    if wrong.count:
+        return _failed(output, f"other bits, {_show(wrong, wanted, got)}")
+    return Report(output, 0.0, 0.0, 0.0, 0.0)
 
 
 def _compare_exactly(output: str, got: Array, exact: Array) -> Report:

@@ -1,7 +1,8 @@
 """An operator's parts as the test kit uses them: the call, its cases, its reference, its kernels on a GPU.
 
 Beside what `cupymla.ops.case` asks of every `cases` module, the kit reads `OUTPUTS`: the names of the call's output
-parameters, in the order in which it returns them; and, where there are any, `WRITTEN`: what it writes beside them.
+parameters, in the order in which it returns them; and, where there are any, `WRITTEN`: what it writes beside them;
+and `EXACT`, where its bits are those of the reference.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Subject:
     def __init__(self, name: str) -> None:
         self.entry: OperatorEntry = registry.named(name)
         self.call: Any = getattr(import_module(self.entry.module), name)
-        self.cases: Any = import_module(f"{self.entry.module}.cases")
+        self.cases: Any = import_module(f"{self.entry.module}.{self.entry.cases}")
         self._reference: Any = getattr(import_module(f"{self.entry.module}.reference"), name)
 
     @property
@@ -64,7 +65,13 @@ class Subject:
     @property
     def written(self) -> tuple[str, ...]:
         """Names of arrays among the inputs of cases that a call writes to."""
-        return getattr(self.cases, "WRITTEN", ())
+        return (*getattr(self.cases, "WRITTEN", ()), *self.updates)
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """Those of them that a call writes to in part: what it leaves alone has to stay."""
+        names: tuple[str, ...] = self.call.calls.arguments.updates
+        return names
 
     def written_in(self, inputs: dict[str, Any]) -> tuple[str, ...]:
         """Those of `written` that these inputs hold."""
@@ -110,8 +117,11 @@ class Subject:
 
         The inputs stay as they are: what is written beside is written into arrays of its own.
         """
+        kind = np.float64 if precision == "float64" else None
         own = {
-            name: np.full(inputs[name].shape, np.nan, np.float64 if precision == "float64" else inputs[name].dtype)
+            name: inputs[name].copy()
+            if name in self.updates
+            else np.full(inputs[name].shape, np.nan, kind or inputs[name].dtype)
             for name in self.written_in(inputs)
         }
         return {**self.named(self.reference(inputs | own, precision)), **own}
@@ -129,9 +139,10 @@ class Subject:
         if results.keys() != same.keys():
             raise ValueError(f"{self.name}: results {', '.join(results)} where {', '.join(same)} are expected")
         with np.errstate(all="ignore"):
-            return [
-                compare.compare(name, _as(got, same[name]), same[name], exact[name]) for name, got in results.items()
-            ]
+            every = [(name, _as(got, same[name]), same[name], exact[name]) for name, got in results.items()]
+            if getattr(self.cases, "EXACT", False):
+                return [compare.compare_bits(name, got, wanted) for name, got, _, wanted in every]
+            return [compare.compare(*each) for each in every]
 
 
 def _as(got: Array, like: Array) -> Array:
@@ -186,7 +197,11 @@ def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[K
     if not targets:
         return []
     plan: Any = import_module(f"{entry.module}.plan")
-    return [source for target in targets for source in plan.sources(target)]
+    found = [source for target in targets for source in plan.sources(target)]
+    if entry in registry.MEMBERS:
+        own = {kernel.name for kernel in entry.kernels}
+        return [source for source in found if source.entry in own]
+    return found
 
 
 def defining(sources: Sequence[KernelSource], settings: Sequence[str]) -> list[KernelSource]:

@@ -1,6 +1,6 @@
 // Latents and rotary parts into slots of a cache: as bf16, or as E4M3 codes with a scale for each group of channels. A
 // lane has eight channels; all pieces of latents come first, then those of rotary parts, so that the lanes of a group
-// lie side by side in a warp. What is computed: `concat_and_cache_mla` in cupymla/ops/mla_cache/latent_reference.py, to
+// lie side by side in a warp. What is computed: `concat_and_cache_mla` in cupymla/ops/mla_cache/reference.py, to
 // the bit.
 #include "../../common/entry.cuh"
 #include "../../common/math.cuh"

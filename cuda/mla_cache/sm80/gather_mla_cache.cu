@@ -1,5 +1,5 @@
 // Rows of latents and rotary parts out of a cache's pages, as bf16. A lane has eight channels. What is computed:
-// `gather_mla_cache` in cupymla/ops/mla_cache/latent_reference.py.
+// `gather_mla_cache` in cupymla/ops/mla_cache/reference.py.
 #include "../../common/entry.cuh"
 #include "../../common/math.cuh"
 #include "../../common/types.cuh"

@@ -28,6 +28,7 @@ from typing import Any
 from ...errors import InputError
 from ...ops import registry
 from ...ops.case import Case
+from ...ops.registry import OperatorEntry
 from ...testing.operators import as_tuple
 from . import attention, gemv, packages
 
@@ -117,7 +118,7 @@ def load(file: Path) -> Mapping[str, Mapping[str, Maker]]:
     found = getattr(module, "BASELINES", None)
     if not isinstance(found, Mapping) or not found:
         raise InputError("--baselines", expected, f"{file}: BASELINES is {found!r}")
-    known = [f"{entry.name}/{case}" for entry in registry.OPERATORS for case in _cases(entry.module)]
+    known = [f"{entry.name}/{case}" for entry in registry.subjects() for case in _cases(entry)]
     for pattern, named in found.items():
         if not isinstance(named, Mapping) or not all(
             isinstance(name, str) and callable(m) for name, m in named.items()
@@ -128,6 +129,6 @@ def load(file: Path) -> Mapping[str, Mapping[str, Maker]]:
     return found
 
 
-def _cases(module: str) -> list[str]:
-    cases: Any = import_module(f"{module}.cases")
+def _cases(entry: OperatorEntry) -> list[str]:
+    cases: Any = import_module(f"{entry.module}.{entry.cases}")
     return [case.name for case in cases.BENCH]

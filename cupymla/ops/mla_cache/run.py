@@ -12,7 +12,7 @@ from ...build import KernelSource
 from ..arguments import Arguments
 from ..calls import Calls
 from ..mla import by_reference
-from . import cuda, latent_cuda, latent_reference, latent_spec, paged_spec, plan, reference, spec
+from . import cuda, latent_cuda, latent_spec, paged_spec, plan, reference, spec
 
 QUANTIZE_FP8 = Calls(
     spec.ARGUMENTS,
@@ -37,7 +37,7 @@ HADAMARD = Calls(
 )
 
 
-def _writing(arguments: Arguments[Any, Any], write: Callable[..., None]) -> Callable[[Any, Any], Callable[[], Any]]:
+def _writing(arguments: Arguments[Any, Any], write: Callable[..., Any]) -> Callable[[Any, Any], Callable[[], Any]]:
     """The run on the CPU of a reference that writes into the argument `cache`."""
 
     def on_cpu(views: Any, problem: Any) -> Callable[[], Any]:
@@ -77,7 +77,7 @@ CONCAT_AND_CACHE_MLA = Calls(
     latent_spec.read_concat,
     cuda.nothing_wanted,
     latent_cuda.Concat,
-    _writing(latent_spec.CONCAT, latent_reference.concat_and_cache_mla),
+    _writing(latent_spec.CONCAT, reference.concat_and_cache_mla),
     look=latent_spec.look_at_slot_mapping,
 )
 GATHER_MLA_CACHE = Calls(
@@ -85,7 +85,7 @@ GATHER_MLA_CACHE = Calls(
     latent_spec.read_gather,
     latent_cuda.gather_wanted,
     latent_cuda.Gather,
-    by_reference(latent_spec.GATHER, latent_reference.gather_mla_cache, latent_cuda.gather_wanted),
+    by_reference(latent_spec.GATHER, reference.gather_mla_cache, latent_cuda.gather_wanted),
     look=latent_spec.look_at_places,
 )
 

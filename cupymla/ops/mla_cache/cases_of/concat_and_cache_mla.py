@@ -1,0 +1,143 @@
+"""Problems of concat_and_cache_mla; see `cupymla.ops.case`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...case import Case
+from ..cases import ITEM_BYTES
+from ..latent_spec import ROPE
+from ..latents import FORMATS, LatentFormat
+from .places import PAGE, blocks_for, dtype_of, numbers, random_blocks, slots_of
+
+OUTPUTS = ("cache",)
+"""What the call returns."""
+
+EXACT = True
+
+BOUND_BY_COPYING = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcatCase(Case):
+    """One problem.
+
+    Attributes:
+        form: the cache format.
+        tokens: T.
+        page, blocks: of the cache.
+        rope: whether there is a k_pe.
+        dtype: of kv_c and k_pe.
+        scale_rule: the option.
+        values: what numbers are like, see `places.KINDS`.
+        outside: share of slots that the cache does not have.
+        slots: their dtype.
+        gap: bytes between blocks.
+        padding: channels behind each row of kv_c and of k_pe that are not part of it.
+        four: whether the cache has an axis of one head.
+    """
+
+    form: str
+    tokens: int
+    page: int = PAGE
+    blocks: int = 1
+    rope: bool = True
+    dtype: str = "bfloat16"
+    scale_rule: str | None = None
+    values: str = "normal"
+    outside: float = 0.0
+    slots: str = "int64"
+    gap: int = 0
+    padding: int = 0
+    four: bool = False
+
+    @property
+    def layout(self) -> LatentFormat:
+        """Of the cache."""
+        return FORMATS[self.form]
+
+    @property
+    def channels(self) -> int:
+        """Of kv_c."""
+        return self.layout.codes or min(self.layout.d_qk)
+
+    @property
+    def width(self) -> int:
+        """Channels of a token, the rotary part included."""
+        return self.channels + (ROPE if self.rope else 0)
+
+
+def _case(form: str, tokens: int, name: str = "", intent: str = "shapes", **traits: Any) -> ConcatCase:
+    known = form if form == "bf16" else f"{form}_fp8"
+    traits = {"blocks": blocks_for(tokens, traits.get("page", PAGE)), **traits}
+    made = ConcatCase(name="", intent=intent, form=known, tokens=tokens, **traits)
+    words = [form, f"t{tokens}", *([f"page{made.page}"] if made.page != PAGE else []), *([name] if name else [])]
+    words += [made.dtype] if made.dtype != "bfloat16" else []
+    words += [made.scale_rule] if made.scale_rule else []
+    return ConcatCase(name="_".join(words), intent=intent, form=known, tokens=tokens, **traits)
+
+
+CASES: tuple[ConcatCase, ...] = (
+    *(_case(form, 70, page=page) for form in ("bf16", "v32", "v4") for page in (1, 16, 64)),
+    _case("v32", 41, page=3, scale_rule="pow2"),
+    _case("v4", 41, page=3, scale_rule="pow2"),
+    _case("bf16", 30, "latents_alone", rope=False, page=16),
+    _case("v32", 0, "no_tokens"),
+    _case("v4", 9, "no_blocks", blocks=0),
+    *(_case(form, 33, "", "dtypes", page=16, dtype=dtype)
+      for form in ("bf16", "v32", "v4") for dtype in ("float32", "float16")),
+    _case("v32", 33, "", "dtypes", page=16, dtype="float16", scale_rule="pow2"),
+    _case("v32", 33, "amax", "options", page=16, scale_rule="amax"),
+    *(_case(form, 24, kind, "values", page=16, values=kind, dtype=dtype)
+      for kind in ("non_finite", "powers", "huge", "subnormal")
+      for form, dtype in (("v32", "bfloat16"), ("v4", "float16"), ("bf16", "float32"))),
+    *(_case("v32", 24, kind, "values", page=16, values=kind, dtype="float32", scale_rule="pow2")
+      for kind in ("non_finite", "powers", "huge", "wide")),
+    *(_case(form, 90, "outside", "slots", page=16, blocks=6, outside=0.4, slots=dtype)
+      for form, dtype in (("bf16", "int32"), ("v32", "int64"), ("v4", "int32"))),
+    _case("v32", 20, "all_outside", "slots", page=16, outside=1.0),
+    _case("bf16", 30, "gaps", "strides", page=16, gap=64, padding=8, four=True),
+    _case("v32", 30, "gaps", "strides", page=1, gap=16, padding=1, four=True),
+    _case("v4", 30, "gaps", "strides", page=3, gap=8, padding=3, dtype="float32"),
+)  # fmt: skip
+
+DEMO = _case("v32", 2048, "demo")
+"""A problem that takes the reference a second or less."""
+
+BENCH: tuple[ConcatCase, ...] = tuple(
+    _case(form, tokens, intent="speed") for form in ("bf16", "v32", "v4") for tokens in (32, 4096, 131072, 524288)
+)
+"""Of 32 tokens each has a slot of its own anywhere, as in decoding; more fill whole pages, in any order."""
+
+
+def inputs(case: ConcatCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Fresh arguments of `concat_and_cache_mla`, by parameter name; the cache holds any bytes."""
+    rng = xp.random.default_rng(seed)
+    layout = case.layout
+    kv_c = numbers(rng, xp, case.tokens, case.channels, case.values, case.dtype, case.padding)
+    k_pe = numbers(rng, xp, case.tokens, ROPE, case.values, case.dtype, case.padding) if case.rope else None
+    cache = random_blocks(rng, xp, case.blocks, case.page, layout.token_bytes(case.width), case.gap, case.four)
+    arguments: dict[str, Any] = {
+        "kv_c": kv_c,
+        "k_pe": k_pe,
+        "cache": cache if layout.codes else cache.view(dtype_of("bfloat16")),
+        "slot_mapping": slots_of(rng, xp, case.tokens, case.blocks, case.page, case.outside, case.slots),
+        "cache_format": case.form,
+    }
+    if case.scale_rule is not None:
+        arguments["scale_rule"] = case.scale_rule
+    return arguments
+
+
+def flops(case: ConcatCase) -> float:
+    """A comparison and a division of every number; 0 where there is nothing to write to."""
+    return 2.0 * case.tokens * case.width * (case.blocks > 0)
+
+
+def bytes_moved(case: ConcatCase) -> float:
+    """Every number and every slot read once, every row written."""
+    slot = np.dtype(case.slots).itemsize
+    return float(case.tokens * (case.width * ITEM_BYTES[case.dtype] + slot + case.layout.token_bytes(case.width)))
