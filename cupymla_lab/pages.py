@@ -9,6 +9,7 @@ the pages with what this module makes.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -126,10 +127,15 @@ def _beside(row: report.BaselineRow | None) -> str:
 
 
 def performance(operator: str) -> str:
-    """The performance table of an operator's page: every recorded case, and what was timed beside it."""
+    """A performance table of an operator's page: every recorded case, and what was timed beside it.
+
+    Members of a family have theirs beside it.
+    """
     found = benchmark(operator)
+    member = operator in {entry.name for entry in registry.MEMBERS}
+    marker, title = (f"performance-{operator}", f"`{operator}`: ") if member else ("performance", "")
     if found is None:
-        return report.marked_text("performance", "No benchmark is recorded yet.")
+        return report.marked_text(marker, f"{title}{'no' if member else 'No'} benchmark is recorded yet.")
     peers = list(dict.fromkeys(row.label for row in found.baselines))
     times = {(row.case, row.label): row for row in found.baselines}
     columns = ["case", "us", "TFLOPS", "TB/s", "bound", "share", *(f"{name}, us" for name in peers)]
@@ -147,12 +153,14 @@ def performance(operator: str) -> str:
     ]
     limits = found.ceilings
     fp8 = limits.get("cublas_fp8_tflops")
+    copied = any(row.bound == "copy" for row in found.rows)
+    copying = f", copying {limits['copy_tbps']:.2f} TB/s, an empty kernel {limits['empty_us']:.1f} us" if copied else ""
     heading = (
-        f"{found.gpu}, driver {found.driver}, {found.date}. Ceilings of the same run: cuBLAS bf16 "
+        f"{title}{found.gpu}, driver {found.driver}, {found.date}. Ceilings of the same run: cuBLAS bf16 "
         f"{limits['cublas_bf16_tflops']:.0f}{f', fp8 {fp8:.0f}' if fp8 else ''} TFLOPS, "
-        f"reading {limits['read_tbps']:.2f} TB/s."
+        f"reading {limits['read_tbps']:.2f} TB/s{copying}."
     )
-    return report.marked_table("performance", heading, columns, rows)
+    return report.marked_table(marker, heading, columns, rows)
 
 
 def host() -> str:
@@ -326,12 +334,23 @@ def picture() -> str:
 
 
 def support(rows: Sequence[evidence.Support] | None = None) -> str:
-    """The short support table: operator by GPU generation. A cell says the least that holds for all of its kernels."""
+    """The short support table: operator by GPU generation. A cell says the least that holds for all of its kernels.
+
+    A family has one row.
+    """
     every = evidence.support_rows() if rows is None else rows
+    heads = {
+        member.name: entry.name
+        for entry in registry.OPERATORS
+        for member in registry.MEMBERS
+        if member.folder == entry.folder
+    }
     cells = []
-    for operator in dict.fromkeys(row.operator for row in every):
+    for operator in dict.fromkeys(heads.get(row.operator, row.operator) for row in every):
         of = {
-            name: [row.status for row in every if row.operator == operator and row.arch in targets]
+            name: [
+                row.status for row in every if heads.get(row.operator, row.operator) == operator and row.arch in targets
+            ]
             for name, targets in GENERATIONS.items()
         }
         cells.append([f"`{operator}`", *(min(found, key=STATUSES.index, default="none") for found in of.values())])
@@ -366,7 +385,9 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "docs/benchmarks.md": (host,),
     "docs/transformers.md": (models,),
     **{
-        f"docs/operators/{entry.folder}.md": (lambda name=entry.name: performance(name),)  # type: ignore[misc]
+        f"docs/operators/{entry.folder}.md": tuple(
+            functools.partial(performance, each.name) for each in registry.subjects() if each.folder == entry.folder
+        )
         for entry in registry.OPERATORS
     },
 }

@@ -53,12 +53,19 @@ def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
 
+_CACHES = {"bf16": "bf16", "v32": "fp8 of V3.2", "v4": "fp8 of V4"}
+
+
 def _decode(size: Mapping[str, str]) -> str:
-    cache = {"bf16": "bf16", "v32": "fp8 of V3.2", "v4": "fp8 of V4"}[size["form"]]
     return (
-        f"{cache}, {_count(size['h'], 'head')}, d {size['d']}, top-k {size['k'].replace('+', ' + ')}, "
+        f"{_CACHES[size['form']]}, {_count(size['h'], 'head')}, d {size['d']}, top-k {size['k'].replace('+', ' + ')}, "
         f"{_count(size['b'], 'request')} of {_count(size['n'], 'row')}"
     )
+
+
+def _cached(size: Mapping[str, str]) -> str:
+    tokens = _count(size["t"], "token")
+    return f"{_CACHES[size['form']]}, {tokens}" if size["form"] else tokens
 
 
 def _quantized(size: Mapping[str, str]) -> str:
@@ -121,6 +128,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         {"sink": "attention sink"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
+    **dict.fromkeys(("dequantize_fp8", "hadamard"), _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {})),
+    **dict.fromkeys(
+        ("indexer_k_quant_and_cache", "gather_indexer_cache", "concat_and_cache_mla", "gather_mla_cache"),
+        _Spelling(r"((?P<form>bf16|v32|v4)_)?t(?P<t>\d+)", _cached, {"tables": "by block tables"}),
+    ),
     "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),
 }
 

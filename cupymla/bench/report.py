@@ -23,7 +23,8 @@ class Row:
         us: one call between two CUDA events, as measured, in microseconds.
         tflops: the case's operations per time less the empty kernel's, in 10**12 per second.
         tbps: its bytes, likewise.
-        bound: which ceiling binds: "compute", the matrix rate of its operands, or "memory", reading.
+        bound: which ceiling binds: "compute", the matrix rate of its operands, or "memory", reading, or "copy",
+            reading and writing alike.
         of_ceiling: the share of it; None where that rate was not measured.
     """
 
@@ -241,7 +242,11 @@ def _bars(
             axes.text(1, row, text, transform=place, ha="right", va="center", fontsize=_LABEL_SIZE)
 
 
-_COLORS = {"compute": ("#4477aa", "#a9c1d9"), "memory": ("#cc7722", "#ecc9a0")}
+_COLORS = {
+    "compute": ("#4477aa", "#a9c1d9"),
+    "memory": ("#cc7722", "#ecc9a0"),
+    "copy": ("#228833", "#a8d3b1"),
+}
 """Of bars, by what binds: the operator's, and the baselines' beside it."""
 
 

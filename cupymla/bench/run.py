@@ -37,11 +37,13 @@ def row(subject: Subject, case: Case, us: float, ceilings: Ceilings) -> Row:
     tbps = subject.cases.bytes_moved(case) / busy_us / 1e6
     is_fp8 = getattr(case, "dtype", "") == "fp8"
     peak = ceilings.cublas_fp8_tflops if is_fp8 else ceilings.cublas_bf16_tflops
-    of_memory = tbps / ceilings.read_tbps
+    copies = getattr(subject.cases, "BOUND_BY_COPYING", False)
+    of_memory = tbps / (ceilings.copy_tbps if copies else ceilings.read_tbps)
     # What takes longer at its ceiling binds; a matrix rate that is not known is taken to.
     of_compute = tflops / peak if peak else None
     if of_compute is not None and of_compute < of_memory:
-        return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), "memory", round(of_memory, 4))
+        bound = "copy" if copies else "memory"
+        return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), bound, round(of_memory, 4))
     share = None if of_compute is None else round(of_compute, 4)
     return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), "compute", share)
 

@@ -8,6 +8,7 @@ An operator's `cases` module offers
 - `inputs(case, seed, xp=numpy)`: fresh arguments for the public function, as a dict of its parameter names; `xp` is
   numpy or cupy, whose `random.default_rng` makes the arrays;
 - `flops(case)` and `bytes_moved(case)`: the least arithmetic and the least memory traffic of one call;
+- `BOUND_BY_COPYING`, where its memory ceiling is that of a copy and not that of reading;
 - `CHOICES`, where a target has several kernels: for each of them what makes it run (`Choice`).
 """
 

@@ -12,6 +12,8 @@ from ..case import Case
 OUTPUTS = ("codes", "scales")
 """The output parameters, in the order in which the call returns them."""
 
+EXACT = True
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -62,7 +62,7 @@ def spaced(xp: Any, rows: Any, padding: int) -> Any:
 
 def random_blocks(rng: Any, xp: Any, blocks: int, page: int, token_bytes: int, gap: int, four: bool) -> Any:
     """A cache [blocks, page, bytes] of any bytes, or [blocks, page, 1, bytes]; blocks lie `gap` bytes apart."""
-    memory = rng.integers(0, 256, (blocks, page * token_bytes + gap), dtype=np.uint8)
+    memory = rng.integers(0, 256, (blocks, page * token_bytes + gap), dtype=np.int32).astype(np.uint8)
     shape = (blocks, page, 1, token_bytes) if four else (blocks, page, token_bytes)
     block = page * token_bytes + gap
     steps = (block, token_bytes, token_bytes, 1) if four else (block, token_bytes, 1)
