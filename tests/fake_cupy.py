@@ -68,6 +68,9 @@ class ComputingArray(ndarray):
     def get(self) -> np.ndarray:
         return self.host.copy()
 
+    def copy(self) -> ComputingArray:
+        return ComputingArray(self.host.copy())
+
 
 ComputingArray.__name__ = "ndarray"
 

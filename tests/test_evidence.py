@@ -405,9 +405,9 @@ def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
 def test_support_rows_name_every_operator_and_kernel_once() -> None:
     rows = [(row.operator, row.kernel, row.arch) for row in evidence.support_rows()]
     assert len(set(rows)) == len(rows)
-    wanted = {(e.name, k.name, k.arch) for e in registry.OPERATORS for k in e.kernels}
+    wanted = {(e.name, k.name, k.arch) for e in registry.subjects() for k in e.kernels}
     assert wanted <= set(rows)
-    assert {operator for operator, _, _ in rows} == {entry.name for entry in registry.OPERATORS}
+    assert {operator for operator, _, _ in rows} == {entry.name for entry in registry.subjects()}
 
 
 def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:

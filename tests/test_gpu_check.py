@@ -22,7 +22,7 @@ import pytest
 from cupymla import driver, evidence
 from cupymla.bench.processes import Lost, Processes
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing import operators
+from cupymla.testing import compare, operators
 from cupymla.testing.compare import Mismatch, Report
 from cupymla.testing.operators import Subject
 from cupymla_lab import gpu, recorder
@@ -72,6 +72,24 @@ def test_each_of_a_targets_kernels_gets_evidence_from_its_own_runs(
     }
     assert {name: told and told.cases for name, told in found.items()} == {"nvfp4_gemv": 2, "nvfp4_gemv_tcgen05": 1}
     assert set(blackwell.launched) == set(found)
+
+
+def test_a_cache_is_as_it_was_before_each_run_of_its_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its bytes are what is compared, those of slots that are not written among them."""
+    writer = Subject("concat_and_cache_mla")
+    (kernel,) = (kernel for kernel in writer.entry.kernels if kernel.arch == "sm_90")
+    (case,) = (case for case in writer.cases.CASES if case.name == "bf16_t30_page16_gaps")
+    with emulated("sm_90", 3) as machine:
+        fake_cupy.computing(machine)
+        run = gpu.Run(writer, case)
+        (cache,) = run._beside.values()
+        for _ in range(2):
+            compare.require(run.reports(run.launch()))
+            cache.view("uint16").fill(0)  # so that what is left alone would be lost
+        compare.require(gpu.check_case(writer, kernel, case))
+        monkeypatch.setattr(gpu.Run, "_poison_beside", lambda self: self._beside["cache"].view("uint16").fill(0))
+        with pytest.raises(Mismatch, match="cache: other bits"):
+            compare.require(gpu.check_case(writer, kernel, case))
 
 
 def in_a_process(job: gpu.Job) -> list[Report]:

@@ -44,6 +44,10 @@ def test_rates_are_taken_without_the_empty_kernel(flops: int, moved: int, dtype:
     row = bench.row(subject, case, 13.5, replace(LIMITS, cublas_fp8_tflops=1600.0))
     assert (row.us, row.tflops, row.tbps) == (13.5, flops / 1e7, moved / 1e7)
     assert (row.bound, row.of_ceiling) == (bound, share)
+    if bound == "memory":
+        subject.cases.BOUND_BY_COPYING = True
+        copied = bench.row(subject, case, 13.5, LIMITS if dtype != "fp8" else replace(LIMITS, cublas_fp8_tflops=1600.0))
+        assert (copied.bound, copied.of_ceiling) == ("copy", round(share * 4.5 / 4.0, 4))
     if dtype == "fp8":
         unknown = bench.row(subject, case, 13.5, LIMITS)
         assert (unknown.bound, unknown.of_ceiling) == ("compute", None)
@@ -74,7 +78,7 @@ def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> N
 
 
 def test_committed_benchmarks_read_back_and_cases_are_written_out() -> None:
-    for entry in registry.OPERATORS:
+    for entry in registry.subjects():
         names = {case.name for case in operators.Subject(entry.name).cases.BENCH}
         for file in (machine.ROOT / "docs" / "benchmarks").glob(f"*/{entry.name}.json"):
             found = report.Benchmark.read(file)

@@ -19,7 +19,7 @@ from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare as compare_module
 from cupymla.testing import operators
-from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
+from cupymla.testing.compare import Mismatch, compare, compare_bits, dissimilarity, half_ulp, require
 from cupymla.testing.poison import span_bytes, strided_like
 from cupymla_lab import gpu
 from cupymla_lab.emulate import Settings
@@ -290,10 +290,45 @@ def test_an_emulated_array_is_copied_once() -> None:
         assert array.nbytes < peak < 1.5 * host.nbytes
 
 
+def test_exact_functions_are_compared_by_their_bits() -> None:
+    """Any NaN is as good as any other, and nothing else is as good as something else."""
+    wanted = np.array([1, 0, np.nan, 448], np.float32).astype(ml_dtypes.float8_e4m3fn)
+    other_nan = wanted.copy()
+    other_nan.view(np.uint8)[2] |= 0x80
+    require([compare_bits("codes", other_nan, wanted)])
+    for place, changed in ((0, 1.125), (1, -0.0), (2, 0.0), (3, 416.0)):
+        got = wanted.copy()
+        got[place] = changed
+        with pytest.raises(Mismatch, match=rf"1 of 4 elements, the first at \[{place}\]"):
+            require([compare_bits("codes", got, wanted)])
+    with pytest.raises(Mismatch, match="expected float8_e4m3fn of shape"):
+        require([compare_bits("codes", wanted.astype(np.float32), wanted)])
+
+
+def test_what_an_update_leaves_alone_is_compared_too() -> None:
+    """A writer's cache begins with bytes of its own, which slots that are not named keep."""
+    subject = operators.Subject("concat_and_cache_mla")
+    case = next(case for case in subject.cases.CASES if case.name == "v32_t90_page16_outside")
+    inputs = subject.cases.inputs(case, 0)
+    before = inputs["cache"].copy()
+    expected = subject.expected(inputs, "same")["cache"]
+    assert np.array_equal(inputs["cache"], before) and not np.array_equal(expected, before)
+    left_alone = np.argwhere((expected == before).all(axis=-1))[0]
+    require(subject.reports(inputs, {"cache": expected}))
+    expected[tuple(left_alone)][0] ^= 1
+    with pytest.raises(Mismatch, match="cache: other bits"):
+        require(subject.reports(inputs, {"cache": expected}))
+
+
+def test_functions_of_a_family_have_the_kernels_that_they_launch() -> None:
+    writers = operators.variants(registry.named("indexer_k_quant_and_cache"), ["sm_90"])
+    assert [source.entry for source in writers] == ["quantize_fp8"]
+
+
 # Operators -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", registry.subjects(), ids=lambda entry: entry.name)
 def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
     subject = operators.Subject(entry.name)
     assert subject.outputs
@@ -325,7 +360,7 @@ def test_public_call_meets_the_accuracy_criterion_on_a_small_grid(entry: Operato
             require([compare(name, guarded.array, like, true)])
 
 
-@pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", registry.subjects(), ids=lambda entry: entry.name)
 def test_repetition_takes_only_what_promises_equal_bits(entry: OperatorEntry) -> None:
     """With a `deterministic` option, the runs without it may differ; without one, none may.
 

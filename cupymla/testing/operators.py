@@ -1,8 +1,8 @@
 """An operator's parts as the test kit uses them: the call, its cases, its reference, its kernels on a GPU.
 
 Beside what `cupymla.ops.case` asks of every `cases` module, the kit reads `OUTPUTS`: the names of the call's output
-parameters, in the order in which it returns them; and, where there are any, `WRITTEN`: what it writes beside them;
-and `EXACT`, where its bits are those of the reference.
+parameters, in the order in which it returns them; and, where there are any, `WRITTEN`: what it writes beside them,
+`UPDATES`: inputs that it writes to in part, and `EXACT`, where its bits are those of the reference.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Subject:
     @property
     def updates(self) -> tuple[str, ...]:
         """Those of them that a call writes to in part: what it leaves alone has to stay."""
-        names: tuple[str, ...] = self.call.calls.arguments.updates
-        return names
+        return getattr(self.cases, "UPDATES", ())
 
     def written_in(self, inputs: dict[str, Any]) -> tuple[str, ...]:
         """Those of `written` that these inputs hold."""

@@ -19,7 +19,7 @@ from cupymla.testing.operators import Subject
 from cupymla_lab import gpu
 from cupymla_lab.recorder import Recorder
 
-SUBJECTS = [operators.Subject(entry.name) for entry in registry.OPERATORS if entry.kernels]
+SUBJECTS = [operators.Subject(entry.name) for entry in registry.subjects() if entry.kernels]
 
 
 def params(chosen: Callable[[Subject, KernelEntry], list[Case]]) -> list[Any]:

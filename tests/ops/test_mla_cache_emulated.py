@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import cupymla
+from cupymla.ops import registry
+from cupymla.testing import compare
 from cupymla.testing.operators import Subject, as_tuple
 from cupymla_lab.emulated import emulated
 
@@ -207,3 +209,13 @@ def test_a_prepared_writer_writes_again_and_returns_the_cache() -> None:
         for keys, places in ((k, slots), (k + 1, np.array([7, 2]))):
             cupymla.indexer_k_quant_and_cache(keys, cache, places)
         assert given["cache"].get().tobytes() == cache.tobytes()
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in registry.MEMBERS])
+def test_the_cases_of_a_function_run_its_kernel(name: str) -> None:
+    """Its strides, through what the GPU's check uses: all its cases run in `python -m cupymla_lab without-gpu`."""
+    subject = Subject(name)
+    case = next(case for case in subject.cases.CASES if case.intent == "strides")
+    with emulated("sm_90", 3) as machine:
+        compare.require(machine.check(name, case))
+        assert set(machine.launched) == {kernel.name for kernel in subject.entry.kernels}

@@ -9,12 +9,14 @@ import numpy as np
 
 from ...case import Case
 from ..cases import ITEM_BYTES
-from ..latent_spec import ROPE
+from ..latent_spec import CONCAT, ROPE
 from ..latents import FORMATS, LatentFormat
 from .places import PAGE, blocks_for, dtype_of, numbers, random_blocks, slots_of
 
 OUTPUTS = ("cache",)
 """What the call returns."""
+
+UPDATES = CONCAT.updates
 
 EXACT = True
 

@@ -10,10 +10,13 @@ import numpy as np
 from ...case import Case
 from ..cases import ITEM_BYTES
 from ..formats import INDEXER_FP8
+from ..paged_spec import WRITE
 from .places import PAGE, blocks_for, numbers, random_blocks, slots_of
 
 OUTPUTS = ("cache",)
 """What the call returns."""
+
+UPDATES = WRITE.updates
 
 EXACT = True
 
