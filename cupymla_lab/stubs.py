@@ -267,7 +267,7 @@ def _bridged(bridge: Bridge, declaration: Declaration) -> Iterator[str]:
             if parameter.name not in declaration.arrays:
                 return _text(parameter.annotation) + _default(parameter)
             kinds = ["float"] * (parameter.name in declaration.either) + [bridge.given]
-            kinds += ["None"] * (parameter.default is None)
+            kinds += ["None"] * (parameter.default is None or parameter.name in declaration.nullable)
             return " | ".join(kinds) + _default(parameter)
 
         if variant is not None:

@@ -87,7 +87,7 @@ class Call:
     def check(self) -> None:
         """Send the call through the operator's validation, with addresses that nobody reads. Raises InputError."""
         declaration = declared(self.name)
-        declaration.calls().read(**_placed(self), **declaration.passed(dict(self.options)))
+        declaration.calls().read(**declaration.arguments(_placed(self), dict(self.options)))
 
 
 def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
@@ -106,7 +106,7 @@ def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Re
         if all(isinstance(n, int) for facts in arrays.values() for n in facts.shape):
             alone = Call(declaration.name, tuple(arrays.items()), (), ())
             missing = dict.fromkeys(declaration.required)
-            declaration.calls().read(**missing | _placed(alone), **declaration.passed(options))
+            declaration.calls().read(**declaration.arguments(missing | _placed(alone), options))
         raise
     return results
 
@@ -332,7 +332,7 @@ def _by_function(call: Call, device: Device, addresses: Sequence[int], **where: 
     declaration, views = declared(call.name), _views(call, device)
     for (_, seen), address in zip(views, addresses, strict=True):
         seen.ptr = address
-    declaration.function()(**dict(views), **declaration.passed(dict(call.options)), **where)
+    declaration.function()(**declaration.arguments(dict(views), dict(call.options)), **where)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -96,6 +96,7 @@ class Declaration:
         varies: whether how many results there are depends on the arguments.
         requests: outputs that are made on request, by an option `return_<name>` that the function itself has not.
         either: those of `arrays` that may be numbers instead.
+        nullable: those of `arrays` that must be named, though None is good.
         pairs: those of `arrays` that hold 4-bit codes, two per byte.
         updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
@@ -113,6 +114,7 @@ class Declaration:
     varies: bool = False
     requests: tuple[str, ...] = ()
     either: tuple[str, ...] = ()
+    nullable: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     replayable: bool = True
@@ -139,8 +141,11 @@ class Declaration:
     @property
     def required(self) -> tuple[str, ...]:
         """The arrays that must be given."""
-        parameters = self.signature.parameters
-        return tuple(name for name in self.arrays if parameters[name].default is inspect.Parameter.empty)
+        return tuple(name for name in self.arrays if not self.may_be_none(name))
+
+    def may_be_none(self, name: str) -> bool:
+        """Whether one of `arrays` may be left out, or may be None where it has to be named."""
+        return name in self.nullable or self.signature.parameters[name].default is not inspect.Parameter.empty
 
     def _signature(self) -> inspect.Signature:
         """The public signature as bridges offer it: without outputs and streams, with requests."""
@@ -216,6 +221,10 @@ class Declaration:
     def passed(self, options: Options) -> dict[str, Any]:
         """The options that the function itself takes."""
         return {name: value for name, value in options.items() if name not in self.own_options}
+
+    def arguments(self, arrays: Mapping[str, Any], options: Options) -> dict[str, Any]:
+        """Arguments of the function itself, from the arrays that are given and the options of a bridge."""
+        return {**dict.fromkeys(self.nullable), **arrays, **self.passed(options)}
 
     @property
     def own_options(self) -> tuple[str, ...]:

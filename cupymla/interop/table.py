@@ -80,6 +80,7 @@ def _declaration(
         results=results,
         requests=arguments.written,
         either=arguments.numbers,
+        nullable=arguments.nullable,
         updates=arguments.updates,
         has_workspace=arguments.has_workspace,
         **others,
@@ -308,7 +309,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(mla_cache.HADAMARD, _rotated),
     _declaration(paged_cache.WRITE, _cache),
     _declaration(paged_cache.GATHER, _gathered_keys),
-    _declaration(latent_cache.CONCAT, _cache, note="`k_pe` is an array: rows of 512 are written without a bridge."),
+    _declaration(latent_cache.CONCAT, _cache),
     _declaration(latent_cache.GATHER, _gathered_latents),
 )
 

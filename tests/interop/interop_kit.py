@@ -164,6 +164,9 @@ def related_problems() -> Iterator[Problem]:
     }
     stored = np.zeros((3, 2, 584), np.uint8)
     yield problem("concat_and_cache_mla", "v4_fp8", **latents, cache=stored, cache_format="v4_fp8")
+    alone = {"kv_c": rng.standard_normal((4, 512), dtype=np.float32), "slot_mapping": slots, "k_pe": None}
+    wide = rng.standard_normal((3, 2, 512)).astype(ml_dtypes.bfloat16)
+    yield problem("concat_and_cache_mla", "latents_alone", **alone, cache=wide, cache_format="bf16")
     read = stored.copy()
     cupymla.concat_and_cache_mla(**latents, cache=read, cache_format="v4_fp8")
     yield problem("gather_mla_cache", "slots", cache=read, slots=slots, cache_format="v4_fp8")

@@ -531,7 +531,7 @@ def gather_indexer_cache(
 
 
 def concat_and_cache_mla(
-    kv_c: Array | NDArray[Any], k_pe: Array | NDArray[Any], cache: Array | NDArray[Any],
+    kv_c: Array | NDArray[Any], k_pe: Array | NDArray[Any] | None, cache: Array | NDArray[Any],
     slot_mapping: Array | NDArray[Any], *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
     scale_rule: Literal['amax', 'pow2'] | None = None,
 ) -> Array:
@@ -540,8 +540,6 @@ def concat_and_cache_mla(
     `cupymla.concat_and_cache_mla` for JAX arrays, traced or not; see there for the arguments.
 
     Returns new cache; the old ones are not changed.
-
-    `k_pe` is an array: rows of 512 are written without a bridge.
     """
 
 

@@ -479,14 +479,12 @@ def gather_indexer_cache(
 
 
 def concat_and_cache_mla(
-    kv_c: Tensor, k_pe: Tensor, cache: Tensor, slot_mapping: Tensor, *,
+    kv_c: Tensor, k_pe: Tensor | None, cache: Tensor, slot_mapping: Tensor, *,
     cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'], scale_rule: Literal['amax', 'pow2'] | None = None,
 ) -> Tensor:
     """Write latents and rotary parts of keys into their slots of a paged cache, in place.
 
     `cupymla.concat_and_cache_mla` as a torch operator; see there for the arguments.
-
-    `k_pe` is an array: rows of 512 are written without a bridge.
     """
 
 

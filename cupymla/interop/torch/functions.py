@@ -40,11 +40,11 @@ def schema(declaration: Declaration) -> str:
     Functions whose results depend on their options return a list.
     """
     arguments = []
-    parameters = declaration.signature.parameters
     for name in declaration.arrays:
-        optional = parameters[name].default is not parameters[name].empty or name in declaration.either
+        optional = declaration.may_be_none(name) or name in declaration.either
         alias = f"({'abcdef'[declaration.updates.index(name)]}!)" if name in declaration.updates else ""
-        arguments.append(f"Tensor{alias}{'? ' + name + '=None' if optional else ' ' + name}")
+        default = "=None" if optional and name not in declaration.nullable else ""
+        arguments.append(f"Tensor{alias}{'?' * optional} {name}{default}")
     arguments.append("*")
     for name, parameter in declaration.options.items():
         default = "" if parameter.default is parameter.empty else f"={_literal(parameter.default)}"
@@ -97,7 +97,7 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
         if arguments[0].is_cuda:
             # On a GPU a call returns what torch's allocator gave; the CPU's arrays may have other strides than fakes.
             results = {name: results[name] for name in asked}
-        made = function(**tensors, **declaration.passed(chosen), **results)
+        made = function(**declaration.arguments(tensors, chosen), **results)
         for name in declaration.updates:
             if not tensors[name].is_inference():
                 # What autograd goes by to refuse a gradient that needs what stood there before.
@@ -150,14 +150,13 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     """The declared function for tensors: its arguments in their places, the fast path, checks, the operator's call."""
     register()
     name = declaration.name
-    parameters = declaration.signature.parameters
     names = (*declaration.arrays, *declaration.options)
     places = {parameter: place for place, parameter in enumerate(names)}
     count = len(declaration.arrays)
     placed = _placed(declaration, names)
     numbered = [(places[array], array, number(array)) for array in declaration.either]
     tensors = [
-        (places[array], array, parameters[array].default is not parameters[array].empty)
+        (places[array], array, declaration.may_be_none(array))
         for array in declaration.arrays
         if array not in declaration.either
     ]
