@@ -20,10 +20,10 @@ import json
 import sys
 import time
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dsa.needs import missing_on_gpu, missing_packages, seed_of
 from dsa.setting import SETTINGS, Setting, Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -32,47 +32,6 @@ from cupymla.cli.terminal import Terminal
 
 KINDS = ("dense", "indexer", "random")
 NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd", "attn_dist")
-
-
-def missing_packages(framework: str) -> list[str]:
-    """What is not installed, asked before anything is computed: the curves are drawn last."""
-    return [f"the package {name}" for name in (framework, "matplotlib") if find_spec(name) is None]
-
-
-def missing_on_gpu(framework: str) -> list[str]:
-    """What training on this machine's GPU would want and does not find."""
-    from cupymla import driver
-    from cupymla.ops import registry
-    from cupymla.testing.operators import kernels_for
-
-    if not driver.available():
-        return ["a CUDA GPU"]
-    capability = driver.compute_capability(0)
-    lacking = [name for name in NEEDED if not kernels_for(registry.named(name), capability)]
-    if lacking:
-        return [f"a kernel of {name} for {driver.device_name(0)}" for name in lacking]
-    return [] if sees_gpu(framework) else [f"a {framework} that sees the GPU"]
-
-
-def sees_gpu(framework: str) -> bool:
-    """Whether a framework that is installed was built for CUDA and finds a GPU."""
-    if framework == "torch":
-        import torch
-
-        return torch.cuda.is_available()
-    import jax
-
-    try:
-        return bool(jax.devices("gpu"))
-    except RuntimeError:
-        return False
-
-
-def seed_of(text: str) -> int:
-    """A seed that NumPy, JAX and torch all take. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) >= 1 << 31:
-        raise argparse.ArgumentTypeError(f"expected an integer from 0 to 2147483647, got {text}")
-    return int(text)
 
 
 def parsed() -> argparse.Namespace:
@@ -131,12 +90,13 @@ def main() -> int:
     """Train, draw, summarise."""
     options = parsed()
     terminal = Terminal(False)
-    lacking = missing_packages(options.framework)
+    # Asked before anything is computed: the curves are drawn last.
+    lacking = missing_packages(options.framework, "matplotlib")
     if lacking:
         print("cannot train here, for want of " + ", ".join(lacking), file=sys.stderr)
         return 2
     if options.device == "cuda":
-        lacking = missing_on_gpu(options.framework)
+        lacking = missing_on_gpu(options.framework, NEEDED)
         if lacking:
             print("cannot train here, for want of " + ", ".join(lacking) + "; --device cpu can", file=sys.stderr)
             return 2

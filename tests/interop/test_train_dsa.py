@@ -73,12 +73,12 @@ def test_a_framework_that_sees_no_gpu_is_told(framework: str, monkeypatch: pytes
     """With a driver and kernels for the GPU, such as beside a torch built for CPUs."""
     pytest.importorskip(framework)
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    train_dsa = import_module("train_dsa")
+    needs = import_module("dsa.needs")
     if driver.available():
-        monkeypatch.setattr(train_dsa, "sees_gpu", lambda name: False)
+        monkeypatch.setattr(needs, "sees_gpu", lambda name: False)
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "compute_capability", lambda index: (9, 0))
-    assert train_dsa.missing_on_gpu(framework) == [f"a {framework} that sees the GPU"]
+    assert needs.missing_on_gpu(framework, import_module("train_dsa").NEEDED) == [f"a {framework} that sees the GPU"]
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jax", "torch"])

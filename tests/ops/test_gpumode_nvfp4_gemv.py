@@ -103,10 +103,13 @@ def test_entry_on_the_gpu(entry: Any, scales_on_cpu: bool) -> None:
 
 
 TRAINING = ("--device", "cuda", "--size", "test", "--framework")
+DECODING = ("--device", "cuda", "--size", "small", "--framework")
 RUNS: dict[str, tuple[str, ...]] = {
     "gpumode_nvfp4_gemv": ("gpumode_nvfp4_gemv",),
     "standalone_gemv": ("standalone_gemv",),
     "standalone_launch": ("standalone_launch",),
+    "decode_dsa in cupy": ("decode_dsa", *DECODING, "cupy"),
+    "decode_dsa in jax": ("decode_dsa", *DECODING, "jax"),
     "train_dsa in jax": ("train_dsa", *TRAINING, "jax"),
     "train_dsa in torch": ("train_dsa", *TRAINING, "torch"),
 }
@@ -120,7 +123,7 @@ def test_no_example_is_left_out() -> None:
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_training_says_what_it_lacks(framework: str) -> None:
     with mock.patch.object(driver, "available", lambda: False):
-        assert script("train_dsa").missing_on_gpu(framework) == ["a CUDA GPU"]
+        assert script("train_dsa").missing_on_gpu(framework, ("topk",)) == ["a CUDA GPU"]
 
 
 @pytest.mark.gpu
@@ -132,9 +135,11 @@ def test_every_example_runs_on_the_gpu_and_judges_itself(name: str, tmp_path: Pa
         pytest.skip("it launches a kernel for Hopper")
     if program == "train_dsa":
         pytest.importorskip(arguments[-1])
-        if missing := script("train_dsa").missing_on_gpu(arguments[-1]):
-            pytest.skip(f"it needs {', '.join(missing)}")
         arguments += ["--out", str(tmp_path)]
+    if program in ("train_dsa", "decode_dsa"):
+        module = script(program)
+        if missing := module.missing_on_gpu(RUNS[name][-1], module.NEEDED):
+            pytest.skip(f"it needs {', '.join(missing)}")
     # From another folder: examples find the package by themselves.
     command = [sys.executable, str(EXAMPLES / f"{program}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, cwd=tmp_path, timeout=280)
