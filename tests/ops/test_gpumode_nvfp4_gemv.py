@@ -134,9 +134,9 @@ def test_every_example_runs_on_the_gpu_and_judges_itself(name: str, tmp_path: Pa
     if program == "standalone_launch" and driver.compute_capability(0) != (9, 0):
         pytest.skip("it launches a kernel for Hopper")
     if program == "train_dsa":
-        pytest.importorskip(arguments[-1])
         arguments += ["--out", str(tmp_path)]
     if program in ("train_dsa", "decode_dsa"):
+        pytest.importorskip(RUNS[name][-1])
         module = script(program)
         if missing := module.missing_on_gpu(RUNS[name][-1], module.NEEDED):
             pytest.skip(f"it needs {', '.join(missing)}")

@@ -29,8 +29,8 @@ from .setting import (
 REPLAYS = 20
 """So often a graph is replayed to be timed; with what goes before, no more than `setting.ROOM`."""
 
-_FEW_ROWS = r"""
-extern "C" __global__ void few_rows(const float* x, const float* w, float* y, int rows, int width, int columns) {
+_MATMUL = r"""
+extern "C" __global__ void skinny_matmul(const float* x, const float* w, float* y, int rows, int width, int columns) {
     // A thread makes one column of eight rows.
     int column = blockIdx.x * blockDim.x + threadIdx.x, first = 8 * blockIdx.y;
     if (column >= columns) return;
@@ -53,15 +53,15 @@ def product(x: Any, w: Any) -> Any:
     rows, width = x.shape
     y = cupy.empty((rows, w.shape[1]), np.float32)
     arguments = (cupy.ascontiguousarray(x), w, y, *map(np.int32, (rows, width, w.shape[1])))
-    _few_rows()((-(-w.shape[1] // 256), -(-rows // 8)), (256,), arguments)
+    _matmul()((-(-w.shape[1] // 256), -(-rows // 8)), (256,), arguments)
     return y
 
 
 @functools.cache
-def _few_rows() -> Any:
+def _matmul() -> Any:
     import cupy
 
-    return cupy.RawKernel(_FEW_ROWS, "few_rows")
+    return cupy.RawKernel(_MATMUL, "skinny_matmul")
 
 
 class Loop:

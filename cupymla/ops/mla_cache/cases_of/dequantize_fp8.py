@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...case import Case
-from .places import spaced
+from .places import padded
 
 OUTPUTS = ("out",)
 """The output parameter."""
@@ -76,7 +76,7 @@ def inputs(case: DequantizeCase, seed: int, xp: Any = np) -> dict[str, Any]:
     scales = rng.standard_normal(shape, dtype=np.float32)
     if case.scales == "any":
         scales = rng.integers(0, 2**32, shape).astype(np.uint32).view(np.float32)
-    arguments: dict[str, Any] = {"codes": spaced(xp, codes, case.padding), "scales": scales}
+    arguments: dict[str, Any] = {"codes": padded(codes, case.padding), "scales": scales}
     if case.group != 128:
         arguments["group"] = case.group
     return arguments

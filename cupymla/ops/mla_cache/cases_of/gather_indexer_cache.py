@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...case import Case
+from ...case import Case, spread
 from ..formats import INDEXER_FP8
-from .places import PAGE, blocks_for, random_blocks, slots_of, spaced, tables_of
+from .places import PAGE, blocks_for, random_blocks, slots_of, tables_of
 
 OUTPUTS = ("k", "k_scale")
 """The output parameters, in the order in which the call returns them."""
@@ -31,7 +31,7 @@ class GatherCase(Case):
         slots: their dtype.
         gap: bytes between blocks.
         four: whether the cache has an axis of one head.
-        apart: integers that are not part of it behind each slot.
+        apart: whether there are gaps between slots.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class GatherCase(Case):
     slots: str = "int64"
     gap: int = 0
     four: bool = False
-    apart: int = 0
+    apart: bool = False
 
 
 def _case(rows: int, name: str = "", intent: str = "shapes", **traits: Any) -> GatherCase:
@@ -60,7 +60,7 @@ CASES: tuple[GatherCase, ...] = (
     _case(90, "outside", "slots", page=16, blocks=6, outside=0.4, slots="int32"),
     _case(20, "all_outside", "slots", page=16, outside=1.0),
     *(_case(75, "", "tables", page=page, by=by) for page, by in ((1, "tables"), (16, "hostile"), (64, "tables"))),
-    _case(30, "gaps", "strides", page=16, gap=64, four=True, apart=2),
+    _case(30, "gaps", "strides", page=16, gap=64, four=True, apart=True),
     _case(30, "gaps", "strides", page=3, gap=4),
 )
 
@@ -81,7 +81,7 @@ def inputs(case: GatherCase, seed: int, xp: Any = np) -> dict[str, Any]:
     if case.by != "slots":
         return arguments | tables_of(rng, xp, case.rows, case.blocks, case.page, case.by == "hostile")
     slots = slots_of(rng, xp, case.rows, case.blocks, case.page, case.outside, case.slots)
-    return arguments | {"slots": spaced(xp, slots[:, None], case.apart)[:, 0]}
+    return arguments | {"slots": spread(slots, False) if case.apart else slots}
 
 
 def flops(case: GatherCase) -> float:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...case import Case
+from ...case import Case, spread
 from ..latents import FORMATS, LatentFormat
-from .places import PAGE, blocks_for, dtype_of, random_blocks, slots_of, spaced, tables_of
+from .places import PAGE, blocks_for, dtype_of, random_blocks, slots_of, tables_of
 
 OUTPUTS = ("kv",)
 """The output parameter."""
@@ -33,7 +33,7 @@ class GatherCase(Case):
         slots: their dtype.
         gap: bytes between blocks.
         four: whether the cache has an axis of one head.
-        apart: integers that are not part of it behind each slot.
+        apart: whether there are gaps between slots.
     """
 
     form: str
@@ -46,7 +46,7 @@ class GatherCase(Case):
     slots: str = "int64"
     gap: int = 0
     four: bool = False
-    apart: int = 0
+    apart: bool = False
 
     @property
     def layout(self) -> LatentFormat:
@@ -74,7 +74,7 @@ CASES: tuple[GatherCase, ...] = (
     *(_case(form, 75, "", "tables", page=page, by=by)
       for form in ("bf16", "v32", "v4") for page, by in ((1, "tables"), (16, "hostile"))),
     _case("bf16", 30, "gaps", "strides", page=16, gap=64, four=True),
-    _case("v32", 30, "gaps", "strides", page=1, gap=16, four=True, apart=2),
+    _case("v32", 30, "gaps", "strides", page=1, gap=16, four=True, apart=True),
     _case("v4", 30, "gaps", "strides", page=3, gap=8),
 )  # fmt: skip
 
@@ -101,7 +101,7 @@ def inputs(case: GatherCase, seed: int, xp: Any = np) -> dict[str, Any]:
     if case.by != "slots":
         return arguments | tables_of(rng, xp, case.rows, case.blocks, case.page, case.by == "hostile")
     slots = slots_of(rng, xp, case.rows, case.blocks, case.page, case.outside, case.slots)
-    return arguments | {"slots": spaced(xp, slots[:, None], case.apart)[:, 0]}
+    return arguments | {"slots": spread(slots, False) if case.apart else slots}
 
 
 def flops(case: GatherCase) -> float:

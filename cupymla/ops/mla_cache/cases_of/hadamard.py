@@ -9,7 +9,7 @@ import numpy as np
 
 from ...case import Case
 from ..cases import ITEM_BYTES, VALUES
-from .places import dtype_of, spaced
+from .places import dtype_of, padded
 
 OUTPUTS = ("out",)
 """The output parameter."""
@@ -74,7 +74,7 @@ def inputs(case: HadamardCase, seed: int, xp: Any = np) -> dict[str, Any]:
     wide = VALUES[case.values](rng, xp, (*case.rows, case.channels))
     with np.errstate(over="ignore"):
         x = wide.astype(dtype_of(case.dtype))
-    return {"x": spaced(xp, x, case.padding)}
+    return {"x": padded(x, case.padding)}
 
 
 def flops(case: HadamardCase) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...case import spread
 from ..cases import VALUES
 
 OUTSIDE = (-1, -2, -(2**31), 2**31 - 1)
@@ -48,16 +49,12 @@ def numbers(rng: Any, xp: Any, rows: int, channels: int, kind: str, dtype: str, 
     """Rows of numbers, behind each of which `padding` channels lie that are not part of it."""
     wide = KINDS[kind](rng, xp, (rows, channels))
     with np.errstate(over="ignore"):
-        return spaced(xp, wide.astype(dtype_of(dtype)), padding)
+        return padded(wide.astype(dtype_of(dtype)), padding)
 
 
-def spaced(xp: Any, rows: Any, padding: int) -> Any:
-    """The same rows with `padding` elements behind each."""
-    if not padding:
-        return rows
-    wide = xp.zeros((*rows.shape[:-1], rows.shape[-1] + padding), rows.dtype)
-    wide[..., : rows.shape[-1]] = rows
-    return wide[..., : rows.shape[-1]]
+def padded(rows: Any, padding: int) -> Any:
+    """The same rows with so many elements behind each."""
+    return spread(rows, True, padding) if padding else rows
 
 
 def random_blocks(rng: Any, xp: Any, blocks: int, page: int, token_bytes: int, gap: int, four: bool) -> Any:
