@@ -145,7 +145,9 @@ def bench(options: argparse.Namespace) -> int:
     if options.out:
         folder_for("--out", options.out)
     if options.host:
-        return _bench_host(terminal, subjects, options)
+        # A call costs the host what its operator's does: members of families only by name.
+        chosen_ones = [each for each in subjects if options.operators or each.entry not in registry.MEMBERS]
+        return _bench_host(terminal, chosen_ones, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
     if options.baselines:
         baselines.load(options.baselines)
