@@ -109,3 +109,18 @@ def test_requests_are_the_same_in_every_batch(example: Any) -> None:
     assert one.lengths[0] == many.lengths[0]
     np.testing.assert_array_equal(one.tokens(0, positions), many.tokens(0, positions))
     assert len(np.unique(many.tables)) == many.tables.size == many.blocks
+
+
+def test_jax_writes_donated_caches_in_place(example: Any) -> None:
+    """The program of all steps has no room for a copy of a cache."""
+    jax = pytest.importorskip("jax")
+    _, setting, _ = example
+    loops = import_module("decode.loop_jax")
+    shape = setting.shape_of("v3.2", "small")
+    size = setting.Size((2,), context=5000, steps=4, period=60, checked=1)
+    prompts = setting.Prompts(size, 2, 0)
+    given = setting.weights_of(shape, 0).on(jax.numpy.asarray)
+    caches = tuple(jax.numpy.zeros((prompts.blocks, setting.PAGE, width), "uint8") for width in (656, 132))
+    state = (prompts.tables, *prompts.newest(), prompts.lengths)
+    program = loops.scanned.lower(shape, size.steps, caches, given, *state).compile()
+    assert program.memory_analysis().temp_size_in_bytes < min(cache.nbytes for cache in caches)
