@@ -1,7 +1,22 @@
 // The selection of index scores that paged_indexer_logits has left in the workspace: topk's, of as many keys as each
 // query sees, with the log-sum-exp of what is selected, and ids that are slots of the cache where that is wanted.
+//
+// CUPYMLA_SHORT: 1 where a request has at most 8192 keys, 0 else.
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
+#if CUPYMLA_SHORT
+#include "short_selection.cuh"
+
+extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
+    paged_indexer_topk(const __grid_constant__ cupymla::paged_indexer::SelectionParameters params) {
+  extern __shared__ __align__(16) uint8_t shared_memory[];
+  cupymla::paged_indexer::select_short_row(shared_memory, params);
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::ShortStorage),
+                     parameter_bytes = sizeof(cupymla::paged_indexer::SelectionParameters));
+
+#else
 #include "../../common/grid_dependency.cuh"
 #include "../../topk/sm80/lse.cuh"
 #include "../../topk/sm80/select_row.cuh"
@@ -50,3 +65,5 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::Storage),
                      parameter_bytes = sizeof(cupymla::paged_indexer::SelectionParameters));
+
+#endif
