@@ -90,7 +90,7 @@ def selected(problem: Problem, chunk: Chunk) -> selection_spec.Problem:
 
 def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) -> selection.Plan:
     """The launch that selects from a chunk's scores. Raises UnsupportedError."""
-    return replace(selection.plan(problem, arch, multiprocessors), source=variant(arch))
+    return replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
 
 
 def variant(arch: Arch) -> KernelSource:

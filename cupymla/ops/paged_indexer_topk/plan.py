@@ -96,7 +96,9 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
 
     Raises UnsupportedError.
     """
-    chosen = replace(selection.plan(problem, arch, multiprocessors), source=variant(arch))
+    if selection.is_short(problem):
+        return selection.short_plan(problem, variant(arch, short=True), arch)
+    chosen = replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
     rows = problem.batch * problem.rows
     if rows <= multiprocessors:
         # Alone on its multiprocessor, a CTA of few threads would wait for memory more often than for barriers.
@@ -124,10 +126,17 @@ def scoring_variant(
     return replace(like, path=f"{OPERATOR}/sm90/{SCORING}.cu", entry=SCORING)
 
 
-def variant(arch: Arch) -> KernelSource:
-    """The kernel that selects. Raises UnsupportedError when the target has none."""
+def variant(arch: Arch, *, short: bool = False) -> KernelSource:
+    """The kernel that selects, from short rows (`topk.plan.SHORT_ROW`) or from all others.
+
+    Raises UnsupportedError when the target has none.
+    """
     _require(arch)
-    return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, (), arch.name)
+    return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, (("CUPYMLA_SHORT", int(short)),), arch.name)
+
+
+def _selections(arch: Arch) -> tuple[KernelSource, ...]:
+    return tuple(variant(arch, short=short) for short in (False, True))
 
 
 def _require(arch: Arch) -> None:
@@ -142,7 +151,7 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         source
         for arch in targets
         for source in (
-            variant(arch),
+            *_selections(arch),
             *(scoring_variant(arch, dtype=dtype, channels=d, heads=heads) for dtype, d, heads in dense.AHEAD),
         )
     )
@@ -155,4 +164,4 @@ def variants() -> tuple[KernelSource, ...]:
         for like in dense.variants()
         if like.arch in TARGETS
     )
-    return (*(variant(arches.named(name)) for name in TARGETS), *scored)
+    return (*(source for name in TARGETS for source in _selections(arches.named(name))), *scored)

@@ -36,4 +36,5 @@ def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     if not problem.requests:
         return ()
     scores = (plan.scoring(problem, gpu.arch),) if problem.columns else ()
-    return (*scores, plan.variant(gpu.arch))
+    selected = plan.selected(problem, next(plan.chunks(problem)).requests)
+    return (*scores, plan.select(selected, gpu.arch, gpu.multiprocessors).source)

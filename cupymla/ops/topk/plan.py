@@ -35,6 +35,12 @@ _RESERVED_BYTES = 1024
 
 _MOST_SORTED = 8192
 
+SHORT_ROW = 8192
+"""Columns of a row that the registers of one CTA hold (cuda/topk/sm80/short_row.cuh)."""
+
+_OWN_COLUMNS = 8
+_OWN_BINS_BYTES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -49,6 +55,7 @@ class Plan:
         streamed: whether rows may be read once with a threshold from a sample.
         bitmap_words: of 32 columns.
         sorted: entries that are sorted in one piece; 0 where none are.
+        short: whether threads keep their columns in registers; then the last four are 0.
     """
 
     source: KernelSource
@@ -59,19 +66,45 @@ class Plan:
     streamed: bool
     bitmap_words: int
     sorted: int
+    short: bool = False
 
     @property
     def array_bytes(self) -> int:
         """Shared memory behind what the kernel itself has."""
+        if self.short:
+            return self.threads * _OWN_BINS_BYTES
         return (self.capacity + self.sorted) * _PLACE_BYTES + (self.bitmap_words + 1) * 4
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """Choose. Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large."""
-    source = variant(arch, scores=problem.dtype)
+    if is_short(problem):
+        return short_plan(problem, variant(arch, scores=problem.dtype, short=True), arch)
+    return long_plan(problem, arch, multiprocessors)
+
+
+def is_short(problem: Problem) -> bool:
+    """Whether a row fits the registers of a CTA, which do not sort."""
+    return problem.columns <= SHORT_ROW and problem.options.order == "index"
+
+
+def short_plan(problem: Problem, source: KernelSource, arch: Arch) -> Plan:
+    """The launch for short rows. Raises UnsupportedError when the grid cannot be that large."""
+    threads = max(1, -(-problem.columns // (32 * _OWN_COLUMNS))) * 32
+    return Plan(source, _rows(problem, arch), threads, 1, 0, False, 0, 0, short=True)
+
+
+def _rows(problem: Problem, arch: Arch) -> int:
     rows = problem.batch * problem.rows
     if rows * _CLUSTER > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {rows} rows", arch.name, f"up to {MAX_CTAS // _CLUSTER}")
+    return rows
+
+
+def long_plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
+    """The launch for rows of any length. Raises what `plan` raises."""
+    source = variant(arch, scores=problem.dtype)
+    rows = _rows(problem, arch)
     columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
     clusters = has_clusters(arch) and columns >= CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
     large = MOST_THREADS if rows <= multiprocessors else _THREADS
@@ -100,12 +133,13 @@ def has_clusters(arch: Arch) -> bool:
     return arch.capability >= (9, 0)
 
 
-def variant(arch: Arch, *, scores: str = "float32") -> KernelSource:
+def variant(arch: Arch, *, scores: str = "float32", short: bool = False) -> KernelSource:
     """A kernel variant.
 
     Args:
         arch: the target; sm_90 stands for sm_90a, too.
         scores: their dtype.
+        short: whether for rows up to `SHORT_ROW` whose ids ascend, and for no others.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -114,11 +148,16 @@ def variant(arch: Arch, *, scores: str = "float32") -> KernelSource:
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", ", ".join(TARGETS) + ", or the CPU")
     if type(scores) is not str or scores not in DTYPES:
         raise InputError("scores", " or ".join(map(repr, DTYPES)), shown(scores), OPERATOR)
-    return KernelSource(SOURCE, OPERATOR, (("CUPYMLA_SCORES", DTYPES.index(scores)),), name)
+    defines = (("CUPYMLA_SCORES", DTYPES.index(scores)), ("CUPYMLA_SHORT", int(short)))
+    return KernelSource(SOURCE, OPERATOR, defines, name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
     return tuple(
-        variant(arches.named(name), scores=dtype) for name in TARGETS if arch_name in (None, name) for dtype in DTYPES
+        variant(arches.named(name), scores=dtype, short=short)
+        for name in TARGETS
+        if arch_name in (None, name)
+        for dtype in DTYPES
+        for short in (False, True)
     )
