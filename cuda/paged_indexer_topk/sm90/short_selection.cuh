@@ -44,6 +44,9 @@ __device__ __forceinline__ void select_short_row(uint8_t* shared_memory, const S
   const int64_t request = blockIdx.x / static_cast<uint32_t>(params.rows);
   const int32_t query = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.rows));
   const int32_t first = static_cast<int32_t>(thread.index) * kOwn;
+  // Lengths are the only limits.
+  __builtin_assume(params.starts == nullptr);
+  __builtin_assume(params.ends == nullptr);
   clear_own_bins(thread, bins);
   // While the scores are made there is time to fetch the code: it runs once on what is no row's, and writes nothing.
 #pragma unroll 1

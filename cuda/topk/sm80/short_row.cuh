@@ -58,9 +58,12 @@ __device__ __forceinline__ Sum sum_of_warps(const Thread& thread, const uint32_t
 // This thread's scores; -inf where a column is not visible.
 __device__ __forceinline__ void load_own(const Thread& thread, const Row& row, float (&scores)[kOwn]) {
   const int32_t first = static_cast<int32_t>(thread.index) * kOwn;
-  const bool aligned = reinterpret_cast<uint64_t>(row.scores) % 16 == 0;
+  const Bits* own = row.scores + first;
+  // Computed once: else the compiler does it again for each load.
+  asm volatile("" : "+l"(own));
+  const bool aligned = reinterpret_cast<uint64_t>(own) % 16 == 0;
   if (aligned && first >= row.begin && first + kOwn <= row.end) {
-    const uint4* source = reinterpret_cast<const uint4*>(row.scores + first);
+    const uint4* source = reinterpret_cast<const uint4*>(own);
     if constexpr (sizeof(Bits) == 4) {
       const uint4 low = __ldcs(source), high = __ldcs(source + 1);
       const uint32_t words[kOwn] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -77,7 +80,7 @@ __device__ __forceinline__ void load_own(const Thread& thread, const Row& row, f
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     scores[i] = negative_infinity();
-    if (first + i >= row.begin && first + i < row.end) scores[i] = row.score(first + i);
+    if (first + i >= row.begin && first + i < row.end) scores[i] = to_float(own[i]);
   }
 }
 
@@ -216,13 +219,15 @@ template <typename Id>
 __device__ __forceinline__ void write_short(const Thread& thread, const Parameters& params, const Target& target,
                                             const float (&scores)[kOwn], const ShortSelection& selection, const Id& id,
                                             int32_t* count) {
-  uint32_t entry = selection.before;
+  int32_t* ids = target.indices + selection.before;
+#pragma unroll 1
+  for (uint32_t left = selection.own; left != 0; left &= left - 1) *ids++ = id(__ffs(static_cast<int>(left)) - 1);
+  if (target.values != nullptr) {
+    Bits* values = target.values + selection.before;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    if ((selection.own >> i & 1u) == 0) continue;
-    target.indices[entry] = id(i);
-    if (target.values != nullptr) target.values[entry] = to_bits(scores[i]);
-    ++entry;
+    for (int i = 0; i < kOwn; ++i) {
+      if (selection.own >> i & 1u) *values++ = to_bits(scores[i]);
+    }
   }
   for (uint32_t i = selection.count + thread.index; i < static_cast<uint32_t>(params.topk); i += thread.threads) {
     target.indices[i] = -1;
