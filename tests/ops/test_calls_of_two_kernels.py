@@ -19,6 +19,7 @@ from cupymla import build, driver
 from cupymla.errors import CupymlaError
 from cupymla.launch import Geometry
 from cupymla.ops.nvfp4_gemv import plan as gemv_plan
+from cupymla.ops.paged_indexer_topk import plan as paged_plan
 from cupymla.ops.xl_paged_attention import matrix_bd
 from cupymla.ops.xl_paged_attention import plan as xl_plan
 from cupymla.tensormap import TileMap
@@ -34,6 +35,14 @@ CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         matrix_bd,
         {"query": QUERY, "pos_emb": TABLE, "context_lens": np.array([3, 2], np.int32), "max_context": 3},
     ),
+    "paged_indexer_topk": (
+        cupymla.paged_indexer_topk,
+        {
+            **{"q": np.ones((1, 1, 8, 64), np.float16), "k_cache": np.ones((2, 8, 64), np.float16), "topk": 3},
+            **{"weights": np.ones((1, 1, 8), np.float32), "block_tables": np.ones((1, 2), np.int32)},
+            "context_lens": np.array([9], np.int32),
+        },
+    ),
 }
 
 
@@ -44,22 +53,27 @@ def launch(machine: Emulated, name: str) -> list[bool]:
     return [geometry.pdl for geometry in machine.launches]
 
 
-@pytest.mark.parametrize(("arch", "second"), [("sm_90", True), ("sm_80", False)])
+HOPPER_ALONE = {"paged_indexer_topk"}
+
+
+@pytest.mark.parametrize(("arch", "second"), [("sm_90a", True), ("sm_80", False)])
 @pytest.mark.parametrize("name", CALLS)
 def test_the_second_kernel_overlaps_from_hopper_on(name: str, arch: str, second: bool) -> None:
+    if name in HOPPER_ALONE and not second:
+        return
     with emulated(arch, 2) as machine:
         assert launch(machine, name) == [False, second]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_drivers_without_it_get_ordinary_launches(name: str) -> None:
-    with emulated("sm_90", 2) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: False):
+    with emulated("sm_90a", 2) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: False):
         assert launch(machine, name) == [False, False]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
-    with emulated("sm_90", 2) as machine:
+    with emulated("sm_90a", 2) as machine:
         execute = machine.execute
 
         def mutated(
@@ -84,6 +98,7 @@ def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
     [
         next(s for s in gemv_plan.sources() if s.path.endswith("/quantize.cu") and s.arch == "sm_90"),
         xl_plan.auxiliary("spread_bias", "sm_90", query=32),
+        *(s for s in paged_plan.sources("sm_90a") if s.entry == "paged_indexer_topk"),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cupymla
+from cupymla import driver
 from cupymla.ops.paged_indexer_topk import plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
 from cupymla.ops.topk import plan as selection
@@ -99,10 +100,27 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight CTAs read a row together, and the first one names its slots."""
     monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
-    case = replace(CASES[0], name="cluster", keys=6000, topk=64, lens="hostile", requests=2, tables="hostile")
+    case = replace(CASES[0], name="cluster", keys=9008, topk=64, lens="hostile", requests=2, tables="hostile")
     with emulated("sm_90a", 16) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
         assert machine.launches[-1].cluster == 8
+
+
+@pytest.mark.parametrize(("ending", "threads"), [("_longest_short_row", 1024), ("_long_row", 512)])
+def test_rows_at_the_limit_of_registers(ending: str, threads: int) -> None:
+    """8192 keys, and one block more, which another selection reads; blocks that are not in the cache."""
+    with emulated("sm_90a", 3) as machine:
+        compare.require(machine.check("paged_indexer_topk", named(ending)))
+        assert machine.launches[-1].block == threads
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_rehearsal_changes_nothing(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there where the selection may begin before the scores are ready, and leaves no trace."""
+    with emulated("sm_90a", 3) as machine:
+        monkeypatch.setattr(driver, "has_dependent_launch", lambda index: overlaps)
+        compare.require(machine.check("paged_indexer_topk", named("_l1280_k40_page16_one_long")))
+        assert [geometry.pdl for geometry in machine.launches] == [False, overlaps]
 
 
 def test_more_requests_than_threads() -> None:

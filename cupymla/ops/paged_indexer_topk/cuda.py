@@ -175,6 +175,7 @@ class _Selection:
         self, views: Views, problem: Problem, chunk: plan.Chunk, results: Sequence[View | None], overlaps: bool
     ) -> None:
         arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(problem.device.index)
+        overlaps = overlaps and driver.has_dependent_launch(problem.device.index)
         selected = plan.selected(problem, chunk.requests)
         chosen = plan.select(selected, arch, multiprocessors)
         kernel = build.kernel(chosen.source, problem.device.index)

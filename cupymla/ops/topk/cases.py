@@ -70,6 +70,10 @@ CASES: tuple[TopkCase, ...] = (
     _case(2, 5000, 1),
     _case(2, 9000, 4096, return_values=True),
     _case(1, 9000, 5000, "past_streamed"),
+    _case(2, 8192, 2048, return_values=True),
+    _case(2, 8193, 2048, return_values=True),
+    _case(9, 8192, 50, "windows", "masks", limits="windows", padding=1, return_values=True),
+    _case(5, 9001, 300, "windows", "masks", limits="windows", padding=3, dtype="bfloat16", return_values=True),
     _case(1, 9000, 9000, "sorted_in_pieces", order="score", return_values=True),
     _case(2, 200, 20, "batch", "batch", batch=2, limits="windows", padding=3, return_values=True),
     _case(7, 6001, 100, "batch", "batch", batch=2, limits="windows", padding=3, return_values=True),
@@ -84,6 +88,8 @@ CASES: tuple[TopkCase, ...] = (
         for order in ("index", "score")
     ),
     *(_case(1, 5000, 512, kind, "values", scores=kind) for kind in ("ascending", "descending", "periodic", "outliers")),
+    _case(1, 9000, 512, "plateau", "values", scores="plateau"),
+    _case(3, 4096, 2048, "geometric", "values", scores="geometric", return_values=True),
     *(_case(1, 300, 30, dtype=dtype, intent="dtypes", return_values=True) for dtype in ("bfloat16", "float16")),
     *(_case(2, 6000, 300, "plateau", "dtypes", dtype=dtype, scores="plateau") for dtype in ("bfloat16", "float16")),
 )
@@ -96,6 +102,8 @@ LARGE: tuple[TopkCase, ...] = (
     _case(2, 131072, 2048, "cluster_plateau", "large", scores="plateau"),
     _case(140, 40000, 2048, "cta_a_row", "large"),
     _case(70000, 130, 20, "many_rows", "large"),
+    _case(1000, 8192, 2048, "short_nan", "large", scores="nan", return_values=True),
+    _case(1000, 4096, 2048, "short_plateau", "large", scores="plateau", return_values=True),
     _case(1, 1100003, 2048, "past_bitmap", "large", return_values=True),
     _case(2, 70001, 4096, "large_k", "large", order="score"),
 )
@@ -176,6 +184,12 @@ def _outliers(rng: Any, xp: Any, shape: tuple[int, ...], topk: int) -> Any:
     return x
 
 
+def _geometric(rng: Any, xp: Any, shape: tuple[int, ...], topk: int) -> Any:
+    """Numbers of all magnitudes, of which no bins of equal width tell many apart."""
+    exponents = rng.random(shape, dtype=np.float32) * np.float32(250) - np.float32(125)
+    return xp.exp2(exponents) * xp.where(rng.random(shape, dtype=np.float32) < 0.5, np.float32(-1), np.float32(1))
+
+
 SCORES: dict[str, Callable[[Any, Any, tuple[int, ...], int], Any]] = {
     "normal": _normal,
     "plateau": _plateau,
@@ -190,6 +204,7 @@ SCORES: dict[str, Callable[[Any, Any, tuple[int, ...], int], Any]] = {
     "descending": _descending,
     "periodic": _periodic,
     "outliers": _outliers,
+    "geometric": _geometric,
 }
 
 

@@ -1,0 +1,73 @@
+"""topk's selection in registers without a GPU: hostile rows of all kinds side by side, rows whose visible columns are
+fewer than, as many as and one more than what is wanted. Compiles, needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla_lab.emulated import Emulated, emulated
+
+pytestmark = pytest.mark.compile
+
+
+def hostile(columns: int) -> Any:
+    """[rows, columns] float32: a kind of trouble in each row."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((12, columns)).astype(np.float32)
+    x[0] = np.where(x[0] > 2, x[0], np.where(x[0] > 0, 0.0, -0.0))  # a plateau of zeros of both signs
+    x[1] = 3.25  # equals alone
+    x[2, ::2], x[2, 1::7] = -np.inf, np.nan
+    x[3] = -np.inf
+    x[4, ::5], x[4, 1::5] = np.inf, -np.inf  # more +inf than are wanted
+    x[5] = np.exp2(rng.integers(-140, 127, columns)).astype(np.float32) * rng.choice([-1, 1], columns)
+    x[6, ::999] *= 1e30  # bins of equal width hold all but these in one
+    x[7] = 1 + rng.random(columns) * 2.0**-8  # 16 leading bits in common
+    x[8] = np.sort(x[8])
+    x[9] = np.nan
+    x[9, -1] = 1  # one number alone
+    x[10] = np.round(x[10])  # few different numbers
+    x[11] = np.where(np.arange(columns) < columns - 20, 1e-42, 2e-42)  # subnormal numbers
+    return x
+
+
+def check(machine: Emulated, scores: Any, topk: int, **limits: Any) -> None:
+    """Every result is the reference's, bit for bit; and the CTA has a thread for each eight columns."""
+    given = {"scores": scores, "topk": topk, "return_values": True, **limits}
+    results = machine.call(cupymla.topk, **machine.arguments(given, ()))
+    for got, wanted in zip(results, cupymla.topk(**given), strict=True):
+        np.testing.assert_array_equal(got.get().view(np.uint8), wanted.view(np.uint8))
+    assert machine.launches[-1].block == -(-scores.shape[1] // 256) * 32
+
+
+def test_hostile_rows() -> None:
+    """Of 8192 columns. Nothing is asynchronous here, so there is one mode: threads run on and wait as they like."""
+    with emulated("sm_90") as machine:
+        check(machine, hostile(8192), 2048)
+
+
+@pytest.mark.parametrize("topk", [1, 31, 33, 700, 701, 800])
+def test_ranks_of_a_row_that_is_no_multiple_of_anything(topk: int) -> None:
+    with emulated("sm_90") as machine:
+        check(machine, hostile(701), topk)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_narrow_scores(dtype: Any) -> None:
+    with np.errstate(over="ignore"):
+        scores = hostile(1003).astype(dtype)
+    with emulated("sm_90") as machine:
+        check(machine, scores[:, :1000], 100)  # rows that begin anywhere
+
+
+def test_what_is_visible() -> None:
+    """Nothing, one column, as many as are wanted and one more, all; from anywhere on."""
+    scores = hostile(3000)[[0, 10] * 6]
+    lengths = np.array([0, 1, 63, 64, 65, 3000] * 2, np.int32)
+    starts = np.array([0] * 6 + [5, -9, 1001, 7, 2935, 2999], np.int32)
+    with emulated("sm_90") as machine:
+        check(machine, scores, 64, starts=starts, ends=np.minimum(starts, 10**6) + lengths)
