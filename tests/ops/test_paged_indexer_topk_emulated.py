@@ -100,7 +100,7 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight CTAs read a row together, and the first one names its slots."""
     monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
-    case = replace(CASES[0], name="cluster", keys=9008, topk=64, lens="hostile", requests=2, tables="hostile")
+    case = replace(named("_long_row"), name="cluster", requests=2)
     with emulated("sm_90a", 16) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
         assert machine.launches[-1].cluster == 8

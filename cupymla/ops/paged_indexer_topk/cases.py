@@ -135,7 +135,8 @@ LARGE: tuple[PagedCase, ...] = (
     _case(3000, 2, 512, 200, "many_requests", "large", page=64, heads=8, lens="hostile", return_values=True),
     _case(3, 8, 70016, 4096, "many_queries", "large", page=64, heads=128, dtype="bf16", **_ALL),
 )
-"""For a GPU alone: rows of clusters, of one CTA, short ones, several chunks of requests, more requests than threads, several query tiles."""
+"""For a GPU alone: rows of clusters, of one CTA, short ones; several chunks of requests, more requests than threads,
+several query tiles."""
 
 
 def _timed(requests: int, keys: int, name: str = "", queries: int = 1, **traits: Any) -> Any:
