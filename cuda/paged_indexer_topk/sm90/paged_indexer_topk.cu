@@ -13,7 +13,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   cupymla::paged_indexer::select_short_row(shared_memory, params);
 }
 
-CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::ShortStorage),
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1,
+                     smem_bytes = sizeof(cupymla::topk::ShortStorage),
                      parameter_bytes = sizeof(cupymla::paged_indexer::SelectionParameters));
 
 #else

@@ -1,7 +1,7 @@
 // The same selection for rows of at most 8192 columns, in one CTA: each thread keeps eight columns side by side in
-// registers, so that scores are read once. Histograms of the candidates narrow down the score of the wanted rank; equals
-// are taken in the order of columns, which is that of threads. README.md has the steps. Code is kept short: in a launch
-// of a few us each instruction is fetched for one use.
+// registers, so that scores are read once. Histograms of the candidates narrow down the score of the wanted rank;
+// equals are taken in the order of columns, which is that of threads. README.md has the steps. Code is kept short: a
+// launch of a few us fetches each instruction for one use.
 //
 // The only barrier is __syncthreads; all threads call every function of this file together.
 //
@@ -13,11 +13,12 @@
 // 5       | `few` is there
 // 6       | `last_sums`, of what each warp has selected
 //
-// `extrema` is written again behind 4, `warp_sums` behind 2, each by when it has been read. A search may end behind 1 and
-// 3, and there may be none: so what comes behind 6 has memory of its own.
+// `extrema` is written again behind 4, `warp_sums` behind 2: all have read them by then. A search may end behind 1 and
+// 3, or there is none: so what is written for 6 has memory of its own.
 #pragma once
 
 #include "../../common/math.cuh"
+#include "../../common/registers.cuh"
 #include "block.cuh"
 #include "row.cuh"
 
@@ -58,9 +59,10 @@ __device__ __forceinline__ Sum sum_of_warps(const Thread& thread, const uint32_t
 // This thread's scores; -inf where a column is not visible.
 __device__ __forceinline__ void load_own(const Thread& thread, const Row& row, float (&scores)[kOwn]) {
   const int32_t first = static_cast<int32_t>(thread.index) * kOwn;
-  const Bits* own = row.scores + first;
   // Computed once: else the compiler does it again for each load.
-  asm volatile("" : "+l"(own));
+  const uint8_t* address = reinterpret_cast<const uint8_t*>(row.scores + first);
+  make_opaque(address);
+  const Bits* own = reinterpret_cast<const Bits*>(address);
   const bool aligned = reinterpret_cast<uint64_t>(own) % 16 == 0;
   if (aligned && first >= row.begin && first + kOwn <= row.end) {
     const uint4* source = reinterpret_cast<const uint4*>(own);

@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
 }
 
 #if CUPYMLA_SHORT
-CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::ShortStorage),
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1,
+                     smem_bytes = sizeof(cupymla::topk::ShortStorage),
                      parameter_bytes = sizeof(cupymla::topk::Parameters));
 #else
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::Storage),
