@@ -13,7 +13,6 @@ import cupymla
 from cupymla import driver
 from cupymla.ops.paged_indexer_topk import plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
-from cupymla.ops.topk import plan as selection
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings
@@ -97,18 +96,17 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(machine.launches) > 2
 
 
-def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_clusters() -> None:
     """Eight CTAs read a row together, and the first one names its slots."""
-    monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
-    case = replace(named("_long_row"), name="cluster", requests=2)
+    case = replace(named("_neither"), name="cluster", requests=2)
     with emulated("sm_90a", 16) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
         assert machine.launches[-1].cluster == 8
 
 
-@pytest.mark.parametrize(("ending", "threads"), [("_longest_short_row", 1024), ("_long_row", 512)])
+@pytest.mark.parametrize(("ending", "threads"), [("_registers", 1024), ("_shared", 288)])
 def test_rows_at_the_limit_of_registers(ending: str, threads: int) -> None:
-    """8192 keys, and one block more, which another selection reads; blocks that are not in the cache."""
+    """8192 keys, and one block more, which shared memory keeps; blocks that are not in the cache."""
     with emulated("sm_90a", 3) as machine:
         compare.require(machine.check("paged_indexer_topk", named(ending)))
         assert machine.launches[-1].block == threads

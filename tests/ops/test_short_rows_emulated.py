@@ -1,4 +1,4 @@
-"""topk's selection in registers without a GPU: hostile rows of all kinds side by side, rows whose visible columns are
+"""topk's selection by a CTA that keeps the row, without a GPU: hostile rows of all kinds side by side, rows whose visible columns are
 fewer than, as many as and one more than what is wanted. Compiles, needs no GPU."""
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ def check(machine: Emulated, scores: Any, topk: int, **limits: Any) -> None:
     results = machine.call(cupymla.topk, **machine.arguments(given, ()))
     for got, wanted in zip(results, cupymla.topk(**given), strict=True):
         np.testing.assert_array_equal(got.get().view(np.uint8), wanted.view(np.uint8))
-    assert machine.launches[-1].block == -(-scores.shape[1] // 256) * 32
+    own = 8 if scores.shape[1] <= 8192 else 32
+    assert machine.launches[-1].block == -(-scores.shape[1] // (32 * own)) * 32
 
 
-def test_hostile_rows() -> None:
-    """Of 8192 columns. Nothing is asynchronous here, so there is one mode: threads run on and wait as they like."""
+@pytest.mark.parametrize("columns", [8192, 8193])
+def test_hostile_rows(columns: int) -> None:
+    """In registers and in shared memory. Nothing is asynchronous here, so there is one mode: threads run on and wait as
+    they like."""
     with emulated("sm_90") as machine:
-        check(machine, hostile(8192), 2048)
+        check(machine, hostile(columns), 2048)
 
 
 @pytest.mark.parametrize("topk", [1, 31, 33, 700, 701, 800])

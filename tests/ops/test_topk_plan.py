@@ -20,7 +20,7 @@ SM90 = arch.named("sm_90a")
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_100f"])
-@pytest.mark.parametrize("columns", [0, 1, 4096, 8192, 8193, 32768, 131072, 1 << 20, 1 << 24, 2**31 - 1])
+@pytest.mark.parametrize("columns", [0, 1, 4096, 8192, 8193, 32768, 32769, 131072, 1 << 20, 1 << 24, 2**31 - 1])
 @pytest.mark.parametrize("topk", [1, 2048, 4096, 4097, 100000])
 @pytest.mark.parametrize("order", ["index", "score"])
 def test_shared_memory_fits(target: str, columns: int, topk: int, order: Literal["index", "score"]) -> None:
@@ -32,12 +32,14 @@ def test_shared_memory_fits(target: str, columns: int, topk: int, order: Literal
         )
         assert chosen.array_bytes + plan.STORAGE_BYTES + 1024 <= arch.named(target).smem_bytes
         wanted = min(topk, max(columns, 1))
-        assert chosen.short == (columns <= 8192 and order == "index")
-        if chosen.short:
-            # Each thread has eight columns and four bins; no thread more than there need be.
-            assert 0 <= chosen.threads * 8 - columns < 256 or columns == 0
-            assert chosen.array_bytes == chosen.threads * 4 * 4 and chosen.ctas == rows
-            assert ("CUPYMLA_SHORT", 1) in chosen.source.defines
+        room = arch.named(target).smem_bytes - plan.STORAGE_BYTES - 1024
+        fits = columns <= 8192 or (columns <= 32768 and columns * 4 + 1024 * 16 <= room)
+        assert bool(chosen.own) == (fits and order == "index")
+        if chosen.own:
+            # No thread more than there need be, and four bins for each.
+            assert 0 <= chosen.threads * chosen.own - columns < 32 * chosen.own or columns == 0
+            assert chosen.array_bytes == chosen.threads * 16 + (columns > 8192) * chosen.threads * 128
+            assert chosen.ctas == rows and ("CUPYMLA_SHORT", chosen.own) in chosen.source.defines
             continue
         if chosen.streamed:
             # Candidates are more than what is wanted, columns have a bit each, and all can be sorted at once.

@@ -1,7 +1,7 @@
 // The selection of index scores that paged_indexer_logits has left in the workspace: topk's, of as many keys as each
 // query sees, with the log-sum-exp of what is selected, and ids that are slots of the cache where that is wanted.
 //
-// CUPYMLA_SHORT: 1 where a request has at most 8192 keys, 0 else.
+// CUPYMLA_SHORT: scores of a thread that keeps them in registers; 0 for longer rows.
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
 #if CUPYMLA_SHORT

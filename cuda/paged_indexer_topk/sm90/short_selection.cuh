@@ -7,25 +7,31 @@
 
 namespace cupymla::paged_indexer {
 
-// The ids of a thread's columns, which are side by side: in one block where blocks are of so many keys.
+// The ids of a thread's columns. Those side by side are in one block, where blocks are of so many keys.
 struct Ids {
   const Paged& paged;
+  const topk::Thread& thread;
   const int32_t* table;  // null: ids are positions
-  const int32_t first;   // column
   const bool together;
-  int32_t base = 0;
+  int32_t base[topk::kChunks];
 
-  // `there`: whether there are columns. Loads what can be loaded before it is known which are selected.
-  __device__ __forceinline__ Ids(const SelectionParameters& params, int64_t request, int32_t first, bool there)
+  // Loads what can be loaded before it is known what is selected, where `real`. `seen`: how many columns are.
+  __device__ __forceinline__ Ids(const SelectionParameters& params, const topk::Thread& thread, int64_t request,
+                                 int32_t seen, bool real)
       : paged(params.paged),
+        thread(thread),
         table(params.slots == 0 ? nullptr : paged.block_tables + request * paged.tables_request),
-        first(first),
-        together(table == nullptr || static_cast<uint32_t>(paged.page) % topk::kOwn == 0) {
-    if (together && there) base = table == nullptr ? first : slot(static_cast<uint32_t>(first));
+        together(table == nullptr || static_cast<uint32_t>(paged.page) % topk::kSide == 0) {
+#pragma unroll
+    for (int chunk = 0; chunk < topk::kChunks; ++chunk) {
+      const int32_t first = topk::first_column(thread, chunk);
+      base[chunk] = first;
+      if (table != nullptr && together && real && first < seen) base[chunk] = slot(static_cast<uint32_t>(first));
+    }
   }
 
-  __device__ __forceinline__ int32_t operator()(int i) const {
-    return together ? base + i : slot(static_cast<uint32_t>(first + i));
+  __device__ __forceinline__ int32_t operator()(int chunk, int i) const {
+    return together ? base[chunk] + i : slot(static_cast<uint32_t>(base[chunk] + i));
   }
 
  private:
@@ -43,7 +49,6 @@ __device__ __forceinline__ void select_short_row(uint8_t* shared_memory, const S
   const Thread thread;
   const int64_t request = blockIdx.x / static_cast<uint32_t>(params.rows);
   const int32_t query = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.rows));
-  const int32_t first = static_cast<int32_t>(thread.index) * kOwn;
   // Lengths are the only limits.
   __builtin_assume(params.starts == nullptr);
   __builtin_assume(params.ends == nullptr);
@@ -54,13 +59,13 @@ __device__ __forceinline__ void select_short_row(uint8_t* shared_memory, const S
     // Scores, lengths and tables may be read, and results written, from here on.
     if (real) griddepcontrol_wait();
     const Row row(params, request, query, real ? seen_keys(params.paged, request, query) : params.columns);
-    const Ids ids(params, request, first, real && first < row.end);
-    float scores[kOwn];
+    const Ids ids(params, thread, request, row.end, real);
+    OwnScores scores(thread, bins);
     if (real) {
       load_own(thread, row, scores);
     } else {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) scores[i] = first + i < row.end ? static_cast<float>(first + i) : 0.0f;
+#pragma unroll(kUnroll)
+      for (int i = 0; i < kOwn; ++i) scores.set(i, static_cast<float>(thread.index * kOwn + i));
     }
     const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
     if (params.lse != nullptr) {

@@ -22,16 +22,16 @@ __device__ __forceinline__ float over_short_block(const Thread& thread, float* o
 
 // To be called behind `select_short`, whose memory it takes but for `last_sums`; +inf where nothing is selected, or
 // +inf is.
-__device__ __forceinline__ float short_lse(ShortStorage& storage, const Thread& thread, const float (&scores)[kOwn],
+__device__ __forceinline__ float short_lse(ShortStorage& storage, const Thread& thread, const OwnScores& scores,
                                            const ShortSelection& selection, bool base2) {
   float most = MaxOf::none();
-#pragma unroll
+#pragma unroll(kUnroll)
   for (int i = 0; i < kOwn; ++i) {
     if (selection.own >> i & 1u) most = fmaxf(most, scores[i]);
   }
   most = over_short_block(thread, reinterpret_cast<float*>(storage.extrema), most, MaxOf());
   float sum = 0.0f;
-#pragma unroll
+#pragma unroll(kUnroll)
   for (int i = 0; i < kOwn; ++i) {
     if (selection.own >> i & 1u) sum += exp2_approx((scores[i] - most) * kLog2e);
   }

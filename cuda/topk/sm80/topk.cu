@@ -1,8 +1,8 @@
 // The largest scores of each row, exact and in a total order: a CTA takes a row, or a cluster where rows are few.
 // README.md says how.
 //
-// CUPYMLA_SCORES: type of the scores, 0 fp32, 1 bf16, 2 fp16. CUPYMLA_SHORT: 1 for rows of at most 8192 columns, whose
-// ids ascend; 0 for all others.
+// CUPYMLA_SCORES: type of the scores, 0 fp32, 1 bf16, 2 fp16. CUPYMLA_SHORT: columns of a thread that keeps them in
+// registers, where ids ascend; 0 for all other rows.
 #include "../../common/entry.cuh"
 #if CUPYMLA_SHORT
 #include "short_row.cuh"
@@ -22,11 +22,11 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   const int64_t batch = blockIdx.x / static_cast<uint32_t>(params.rows);
   const int64_t number = blockIdx.x % static_cast<uint32_t>(params.rows);
   const Row row(params, batch, number, params.columns);
-  float scores[kOwn];
+  OwnScores scores(thread, bins);
   load_own(thread, row, scores);
   const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
-  const int32_t first = static_cast<int32_t>(thread.index) * kOwn;
-  write_short(thread, params, Target(params, batch, number), scores, selection, [first](int i) { return first + i; },
+  const auto id = [&thread](int chunk, int i) { return first_column(thread, chunk) + i; };
+  write_short(thread, params, Target(params, batch, number), scores, selection, id,
               params.count + batch * params.count_batch + number * params.count_row);
 #else
   Storage& storage = *reinterpret_cast<Storage*>(shared_memory);

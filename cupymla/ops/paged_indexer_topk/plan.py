@@ -96,8 +96,9 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
 
     Raises UnsupportedError.
     """
-    if selection.is_short(problem):
-        return selection.short_plan(problem, variant(arch, short=True), arch)
+    _require(arch)
+    if (short := selection.short_plan(problem, arch)) is not None:
+        return replace(short, source=variant(arch, own=short.own))
     chosen = replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
     rows = problem.batch * problem.rows
     if rows <= multiprocessors:
@@ -126,17 +127,14 @@ def scoring_variant(
     return replace(like, path=f"{OPERATOR}/sm90/{SCORING}.cu", entry=SCORING)
 
 
-def variant(arch: Arch, *, short: bool = False) -> KernelSource:
-    """The kernel that selects, from short rows (`topk.plan.SHORT_ROW`) or from all others.
-
-    Raises UnsupportedError when the target has none.
-    """
+def variant(arch: Arch, *, own: int = 0) -> KernelSource:
+    """The kernel that selects; `own`: as of `topk.plan.variant`. Raises UnsupportedError when the target has none."""
     _require(arch)
-    return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, (("CUPYMLA_SHORT", int(short)),), arch.name)
+    return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, (("CUPYMLA_SHORT", own),), arch.name)
 
 
 def _selections(arch: Arch) -> tuple[KernelSource, ...]:
-    return tuple(variant(arch, short=short) for short in (False, True))
+    return tuple(variant(arch, own=own) for own in (0, *selection.OWN_COLUMNS))
 
 
 def _require(arch: Arch) -> None:

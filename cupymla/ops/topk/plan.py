@@ -35,10 +35,9 @@ _RESERVED_BYTES = 1024
 
 _MOST_SORTED = 8192
 
-SHORT_ROW = 8192
-"""Columns of a row that the registers of one CTA hold (cuda/topk/sm80/short_row.cuh)."""
+OWN_COLUMNS = (8, 32)
+"""Columns of a thread where one CTA keeps a row, in registers or in shared memory (cuda/topk/sm80/short_row.cuh)."""
 
-_OWN_COLUMNS = 8
 _OWN_BINS_BYTES = 16
 
 
@@ -55,7 +54,7 @@ class Plan:
         streamed: whether rows may be read once with a threshold from a sample.
         bitmap_words: of 32 columns.
         sorted: entries that are sorted in one piece; 0 where none are.
-        short: whether threads keep their columns in registers; then the last four are 0.
+        own: columns of a thread where the CTA keeps its row; then the four above are 0.
     """
 
     source: KernelSource
@@ -66,32 +65,34 @@ class Plan:
     streamed: bool
     bitmap_words: int
     sorted: int
-    short: bool = False
+    own: int = 0
 
     @property
     def array_bytes(self) -> int:
         """Shared memory behind what the kernel itself has."""
-        if self.short:
-            return self.threads * _OWN_BINS_BYTES
+        if self.own:
+            kept = 0 if self.own == OWN_COLUMNS[0] else self.own * 4
+            return self.threads * (_OWN_BINS_BYTES + kept)
         return (self.capacity + self.sorted) * _PLACE_BYTES + (self.bitmap_words + 1) * 4
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """Choose. Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large."""
-    if is_short(problem):
-        return short_plan(problem, variant(arch, scores=problem.dtype, short=True), arch)
-    return long_plan(problem, arch, multiprocessors)
+    return short_plan(problem, arch) or long_plan(problem, arch, multiprocessors)
 
 
-def is_short(problem: Problem) -> bool:
-    """Whether a row fits the registers of a CTA, which do not sort."""
-    return problem.columns <= SHORT_ROW and problem.options.order == "index"
+def short_plan(problem: Problem, arch: Arch) -> Plan | None:
+    """The launch where a CTA can keep a row; None for longer ones, and where ids are sorted by score.
 
-
-def short_plan(problem: Problem, source: KernelSource, arch: Arch) -> Plan:
-    """The launch for short rows. Raises UnsupportedError when the grid cannot be that large."""
-    threads = max(1, -(-problem.columns // (32 * _OWN_COLUMNS))) * 32
-    return Plan(source, _rows(problem, arch), threads, 1, 0, False, 0, 0, short=True)
+    Raises UnsupportedError when the grid cannot be that large.
+    """
+    own = next((own for own in OWN_COLUMNS if problem.columns <= own * MOST_THREADS), 0)
+    if not own or problem.options.order != "index":
+        return None
+    threads = max(1, -(-problem.columns // (32 * own))) * 32
+    source = variant(arch, scores=problem.dtype, own=own)
+    chosen = Plan(source, _rows(problem, arch), threads, 1, 0, False, 0, 0, own)
+    return chosen if chosen.array_bytes <= arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES else None
 
 
 def _rows(problem: Problem, arch: Arch) -> int:
@@ -133,13 +134,13 @@ def has_clusters(arch: Arch) -> bool:
     return arch.capability >= (9, 0)
 
 
-def variant(arch: Arch, *, scores: str = "float32", short: bool = False) -> KernelSource:
+def variant(arch: Arch, *, scores: str = "float32", own: int = 0) -> KernelSource:
     """A kernel variant.
 
     Args:
         arch: the target; sm_90 stands for sm_90a, too.
         scores: their dtype.
-        short: whether for rows up to `SHORT_ROW` whose ids ascend, and for no others.
+        own: columns of a thread that keeps them, of `OWN_COLUMNS`; 0 for rows of any length.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -148,16 +149,16 @@ def variant(arch: Arch, *, scores: str = "float32", short: bool = False) -> Kern
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", ", ".join(TARGETS) + ", or the CPU")
     if type(scores) is not str or scores not in DTYPES:
         raise InputError("scores", " or ".join(map(repr, DTYPES)), shown(scores), OPERATOR)
-    defines = (("CUPYMLA_SCORES", DTYPES.index(scores)), ("CUPYMLA_SHORT", int(short)))
+    defines = (("CUPYMLA_SCORES", DTYPES.index(scores)), ("CUPYMLA_SHORT", own))
     return KernelSource(SOURCE, OPERATOR, defines, name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
     return tuple(
-        variant(arches.named(name), scores=dtype, short=short)
+        variant(arches.named(name), scores=dtype, own=own)
         for name in TARGETS
         if arch_name in (None, name)
         for dtype in DTYPES
-        for short in (False, True)
+        for own in (0, *OWN_COLUMNS)
     )
