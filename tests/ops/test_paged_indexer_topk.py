@@ -221,7 +221,7 @@ def test_a_bound_of_the_lengths_saves_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "cluster"), [(1, 131072, 8), (32, 131072, 4), (66, 32768, 2), (67, 32768, 1), (1, 4096, 1)]
+    ("rows", "columns", "cluster"), [(1, 131072, 8), (32, 131072, 4), (66, 65536, 2), (67, 65536, 1), (1, 32768, 1)]
 )
 def test_few_rows_have_clusters(rows: int, columns: int, cluster: int) -> None:
     from cupymla import arch

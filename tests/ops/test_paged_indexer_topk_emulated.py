@@ -13,6 +13,7 @@ import cupymla
 from cupymla import driver
 from cupymla.ops.paged_indexer_topk import plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
+from cupymla.ops.topk import plan as selection
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings
@@ -96,9 +97,11 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(machine.launches) > 2
 
 
-def test_rows_of_clusters() -> None:
+def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight CTAs read a row together, and the first one names its slots."""
-    case = replace(named("_neither"), name="cluster", requests=2)
+    monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
+    monkeypatch.setattr(selection, "short_plan", lambda problem, arch: None)
+    case = replace(named("_registers"), name="cluster", keys=2000, topk=64, requests=2)
     with emulated("sm_90a", 16) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
         assert machine.launches[-1].cluster == 8

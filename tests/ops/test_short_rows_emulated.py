@@ -1,5 +1,5 @@
-"""topk's selection by a CTA that keeps the row, without a GPU: hostile rows of all kinds side by side, rows whose visible columns are
-fewer than, as many as and one more than what is wanted. Compiles, needs no GPU."""
+"""topk's selection by a CTA that keeps the row, without a GPU: hostile rows of all kinds side by side, rows whose
+visible columns are fewer than, as many as and one more than what is wanted. Compiles, needs no GPU."""
 
 from __future__ import annotations
 
