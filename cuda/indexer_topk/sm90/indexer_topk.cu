@@ -1,31 +1,68 @@
 // The selection of index scores that cuda/indexer_logits has left in the workspace: topk's, with the causal limit and
 // the log-sum-exp of what is selected. README.md has the chunks of rows in which both kernels run.
+//
+// CUPYMLA_SHORT: scores of a thread where a CTA keeps its row; 0 for longer rows.
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
 #include "../../common/indexer_score.cuh"
+#if CUPYMLA_SHORT
+#include "../../topk/sm80/short_lse.cuh"
+#else
 #include "../../topk/sm80/lse.cuh"
 #include "../../topk/sm80/select_row.cuh"
+#endif
 #include "params.cuh"
+
+namespace cupymla::indexer_topk {
+
+// How many columns a row may see.
+__device__ __forceinline__ int32_t limit_of(const Parameters& params, int64_t row) {
+  return params.causal == 0 ? params.columns
+                            : indexer::causal_end(params.q_start, row, params.k_stride, params.columns);
+}
+
+}  // namespace cupymla::indexer_topk
 
 extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
     indexer_topk(const __grid_constant__ cupymla::indexer_topk::Parameters params) {
   using namespace cupymla;
   using namespace cupymla::topk;
   extern __shared__ __align__(16) uint8_t shared_memory[];
+  const Thread thread;
+#if CUPYMLA_SHORT
+  ShortStorage& storage = *reinterpret_cast<ShortStorage*>(shared_memory);
+  uint32_t* bins = short_bins(shared_memory);
+  clear_own_bins(thread, bins);
+  const int64_t batch = blockIdx.x / static_cast<uint32_t>(params.rows);
+  const int64_t number = blockIdx.x % static_cast<uint32_t>(params.rows);
+  const Row row(params, batch, number, indexer_topk::limit_of(params, number));
+  OwnScores scores(thread, bins);
+  load_own(thread, row, scores);
+  const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
+  const auto id = [&thread](int chunk, int i) { return first_column(thread, chunk) + i; };
+  write_short(thread, params, Target(params, batch, number), scores, selection, id,
+              params.count + batch * params.count_batch + number * params.count_row);
+  if (params.lse == nullptr) return;
+  const float lse = short_lse(storage, thread, scores, selection, params.lse_base2 != 0);
+  if (thread.index == 0) params.lse[batch * params.lse_batch + number * params.lse_row] = lse;
+#else
   Storage& storage = *reinterpret_cast<Storage*>(shared_memory);
   const Arrays arrays(shared_memory + sizeof(Storage), params);
-  const Thread thread;
   const Place place(params);
-  const int32_t limit = params.causal == 0
-                            ? params.columns
-                            : indexer::causal_end(params.q_start, place.row, params.k_stride, params.columns);
-  const Row row(params, place.batch, place.row, limit);
+  const Row row(params, place.batch, place.row, indexer_topk::limit_of(params, place.row));
   const uint32_t count = write_row(storage, thread, params, arrays, row, place);
   if (params.lse == nullptr || part_of_row() != 0) return;
   const int32_t* columns = params.indices + place.batch * params.indices_batch + place.row * params.indices_row;
   const float lse = selected_lse(storage, thread, row, columns, count, params.lse_base2 != 0);
   if (thread.index == 0) params.lse[place.batch * params.lse_batch + place.row * params.lse_row] = lse;
+#endif
 }
 
+#if CUPYMLA_SHORT
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1,
+                     smem_bytes = sizeof(cupymla::topk::ShortStorage),
+                     parameter_bytes = sizeof(cupymla::indexer_topk::Parameters));
+#else
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::Storage),
                      parameter_bytes = sizeof(cupymla::indexer_topk::Parameters));
+#endif

@@ -46,6 +46,8 @@ def _case(queries: int, keys: int, topk: int, name: str = "", intent: str = "sha
     return IndexerTopkCase(name="_".join(words), intent=intent, scored=scored, topk=topk, **own)
 
 
+_ALL: dict[str, Any] = {"return_values": True, "return_lse": True}
+
 CASES: tuple[IndexerTopkCase, ...] = (
     _case(3, 200, 20, scales=True),
     _case(3, 200, 20, heads=64, return_values=True),
@@ -64,6 +66,7 @@ CASES: tuple[IndexerTopkCase, ...] = (
     ),
     _case(11, 270, 40, "windows", "masks", limits="windows", return_values=True, return_lse=True),
     _case(11, 270, 40, "windows_causal", "masks", limits="windows", causal=True, q_start=200, dtype="bf16"),
+    _case(3, 8300, 300, "shared", heads=8, channels=64, return_values=True, return_lse=True),
     _case(3, 130, 20, "batch", "batch", batch=2, limits="windows", scales=True, return_values=True, return_lse=True),
     _case(
         3, 70, 20, "batch_strided", "strides", batch=2, dtype="bf16", strided=True, return_values=True, return_lse=True
@@ -77,6 +80,8 @@ LARGE: tuple[IndexerTopkCase, ...] = (
     _case(300, 200001, 2048, "chunks", "large", heads=32, return_values=True, return_lse=True),
     _case(300, 200001, 2048, "chunks_causal", "large", heads=32, causal=True, q_start=199701),
     _case(3000, 3001, 2048, "causal", "large", heads=64, causal=True, return_values=True),
+    _case(300, 30001, 2048, "causal", "large", heads=64, causal=True, q_start=29701, **_ALL),
+    _case(50, 40000, 2048, "causal", "large", heads=64, causal=True, q_start=39950, **_ALL),
     _case(200, 9000, 1000, "batch", "large", batch=30, limits="windows", return_values=True, return_lse=True),
 )
 """For a GPU alone: rows that are scored in several parts."""

@@ -90,17 +90,29 @@ def selected(problem: Problem, chunk: Chunk) -> selection_spec.Problem:
 
 def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) -> selection.Plan:
     """The launch that selects from a chunk's scores. Raises UnsupportedError."""
-    return replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
+    require(arch)
+    chosen = selection.plan(problem, arch, multiprocessors)
+    return replace(chosen, source=variant(arch, own=chosen.own))
 
 
-def variant(arch: Arch) -> KernelSource:
-    """The kernel that selects. Raises UnsupportedError when the target has none."""
+def require(arch: Arch) -> None:
+    """Raise UnsupportedError when the target has no kernel."""
     if arch.name not in TARGETS:
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
-    return KernelSource(SOURCE, OPERATOR, (), arch.name)
+
+
+def variant(arch: Arch, *, own: int = 0) -> KernelSource:
+    """The kernel that selects; `own`: as of `topk.plan.variant`. Raises UnsupportedError when the target has none."""
+    require(arch)
+    return KernelSource(SOURCE, OPERATOR, (("CUPYMLA_SHORT", own),), arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """The kernel variants that are compiled ahead of use, of one target or of all: with those that score."""
-    own = tuple(variant(arches.named(name)) for name in TARGETS if arch_name in (None, name))
-    return (*own, *scoring.sources(arch_name))
+    selecting = tuple(
+        variant(arches.named(name), own=own)
+        for name in TARGETS
+        if arch_name in (None, name)
+        for own in (0, *selection.OWN_COLUMNS)
+    )
+    return (*selecting, *scoring.sources(arch_name))

@@ -26,7 +26,8 @@ CALLS = Calls(
 def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
     _, problem = read(**arguments)
-    if not any(plan.chunks(problem)):
+    first = next(plan.chunks(problem), None)
+    if first is None:
         return ()
     scores = (scoring.plan(problem.scores, gpu.arch),) if problem.scores.keys else ()
-    return (*scores, plan.variant(gpu.arch))
+    return (*scores, plan.select(plan.selected(problem, first), gpu.arch, gpu.multiprocessors).source)
