@@ -27,7 +27,7 @@
 namespace cupymla::topk {
 
 constexpr int kOwn = CUPYMLA_SHORT;
-constexpr int kSide = 8;  // columns of a thread that lie side by side: a warp has them for all lanes, then the next ones
+constexpr int kSide = 8;  // columns of a thread that lie side by side: those of all lanes, then the next chunk's
 constexpr int kChunks = kOwn / kSide;
 constexpr int kOwnBins = 4;  // bins of a histogram for each thread
 
