@@ -231,6 +231,18 @@ def test_few_rows_have_clusters(rows: int, columns: int, cluster: int) -> None:
     assert (chosen.cluster, chosen.ctas) == (cluster, rows * cluster) and chosen.threads >= 512
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(132, 4096), (133, 4096), (132, 32768), (133, 32768)])
+def test_short_rows_have_a_multiprocessor_each_where_there_are_enough(rows: int, columns: int) -> None:
+    from cupymla import arch
+
+    target = arch.named("sm_90a")
+    chosen = plan.select(plan.selected(problem(rows, 1, columns // 64), rows), target, 132)
+    assert chosen.own and chosen.ctas == rows
+    assert chosen.array_bytes + 4096 <= target.smem_bytes
+    together = target.smem_bytes // (chosen.array_bytes + 4096)
+    assert (together == 1) == (rows <= 132 or columns > 16384)
+
+
 def fields_of(struct: str) -> list[str]:
     text = (ROOT / "cuda" / "paged_indexer_topk" / "sm90" / "params.cuh").read_text(encoding="utf-8")
     body = re.sub(r"//.*", "", text[text.index(f"struct {struct}") :].partition("{")[2].partition("};")[0])

@@ -52,7 +52,7 @@ struct Consumer {
   }
 
   // -inf from each query's last key to `fill_end`; all CTAs share each row. A warp looks at the lengths of 32 rows at a
-  // time: one after another they took a quarter of a microsecond each, with nothing to be filled.
+  // time: one after another they are a chain of as many waits as there are rows, where mostly nothing is to be filled.
   __device__ __forceinline__ void fill() const {
     if (params.fill_end == 0) return;
     const int64_t threads = static_cast<int64_t>(gridDim.x) * Config::kConsumerThreads;

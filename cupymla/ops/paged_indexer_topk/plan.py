@@ -26,6 +26,8 @@ CHUNK_BYTES = 192 << 20
 _ROW_ALIGNMENT = 4  # scores: rows begin at multiples of 16 bytes
 _LEAST_THREADS = 512
 _CLUSTERS = (8, 4, 2)
+_ALONE_BYTES = 200 << 10
+"""Of shared memory: no second CTA finds room, and its multiprocessor's is divided as for the scoring kernel's CTAs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
     """
     _require(arch)
     if (short := selection.short_plan(problem, arch)) is not None:
-        return replace(short, source=variant(arch, own=short.own))
+        # CTAs come while those that score end: the first multiprocessors that are free would get more than one.
+        alone = _ALONE_BYTES if problem.batch * problem.rows <= multiprocessors else 0
+        return replace(short, source=variant(arch, own=short.own), least_bytes=alone)
     chosen = replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
     rows = problem.batch * problem.rows
     if rows <= multiprocessors:

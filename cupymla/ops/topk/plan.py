@@ -55,6 +55,7 @@ class Plan:
         bitmap_words: of 32 columns.
         sorted: entries that are sorted in one piece; 0 where none are.
         own: columns of a thread where the CTA keeps its row; then the four above are 0.
+        least_bytes: of shared memory behind what the kernel itself has.
     """
 
     source: KernelSource
@@ -66,13 +67,14 @@ class Plan:
     bitmap_words: int
     sorted: int
     own: int = 0
+    least_bytes: int = 0
 
     @property
     def array_bytes(self) -> int:
         """Shared memory behind what the kernel itself has."""
         if self.own:
             kept = 0 if self.own == OWN_COLUMNS[0] else self.own * 4
-            return self.threads * (_OWN_BINS_BYTES + kept)
+            return max(self.least_bytes, self.threads * (_OWN_BINS_BYTES + kept))
         return (self.capacity + self.sorted) * _PLACE_BYTES + (self.bitmap_words + 1) * 4
 
 
