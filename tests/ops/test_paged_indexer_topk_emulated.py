@@ -100,7 +100,7 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight CTAs read a row together, and the first one names its slots."""
     monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
-    monkeypatch.setattr(selection, "short_plan", lambda problem, arch: None)
+    monkeypatch.setattr(selection, "short_plan", lambda problem, arch, multiprocessors: None)
     case = replace(named("_registers"), name="cluster", keys=2000, topk=64, requests=2)
     with emulated("sm_90a", 16) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
@@ -116,8 +116,8 @@ def test_rows_at_the_limit_of_registers(ending: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_a_rehearsal_changes_nothing(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there where the selection may begin before the scores are ready, and leaves no trace."""
+def test_the_selection_is_launched_early_where_drivers_can(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may begin before the scores are ready, and waits for them."""
     with emulated("sm_90a", 3) as machine:
         monkeypatch.setattr(driver, "has_dependent_launch", lambda index: overlaps)
         compare.require(machine.check("paged_indexer_topk", named("_l1280_k40_page16_one_long")))

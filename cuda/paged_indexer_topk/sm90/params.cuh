@@ -49,7 +49,6 @@ struct SelectionParameters : topk::Parameters {
   int64_t lse_batch, lse_row;
   int32_t lse_base2;  // 0: natural logarithms; 1: to base 2
   int32_t slots;      // 0: ids are positions in the request; 1: slots of the cache
-  int32_t rehearses;  // with CUPYMLA_SHORT: whether the kernel is launched while the scores are made
 };
 
 }  // namespace cupymla::paged_indexer

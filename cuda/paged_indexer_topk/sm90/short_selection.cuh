@@ -15,9 +15,9 @@ struct Ids {
   const bool together;
   int32_t base[topk::kChunks];
 
-  // Loads what can be loaded before it is known what is selected, where `real`. `seen`: how many columns are.
+  // Loads what can be loaded before it is known what is selected. `seen`: how many columns are.
   __device__ __forceinline__ Ids(const SelectionParameters& params, const topk::Thread& thread, int64_t request,
-                                 int32_t seen, bool real)
+                                 int32_t seen)
       : paged(params.paged),
         thread(thread),
         table(params.slots == 0 ? nullptr : paged.block_tables + request * paged.tables_request),
@@ -26,7 +26,7 @@ struct Ids {
     for (int chunk = 0; chunk < topk::kChunks; ++chunk) {
       const int32_t first = topk::first_column(thread, chunk);
       base[chunk] = first;
-      if (table != nullptr && together && real && first < seen) base[chunk] = slot(static_cast<uint32_t>(first));
+      if (table != nullptr && together && first < seen) base[chunk] = slot(static_cast<uint32_t>(first));
     }
   }
 
@@ -53,33 +53,19 @@ __device__ __forceinline__ void select_short_row(uint8_t* shared_memory, const S
   __builtin_assume(params.starts == nullptr);
   __builtin_assume(params.ends == nullptr);
   clear_own_bins(thread, bins);
-  // While the scores are made there is time to fetch the code: it runs once on what is no row's, and writes nothing.
-#pragma unroll 1
-  for (bool real = params.rehearses == 0;; real = true) {
-    // Scores, lengths and tables may be read, and results written, from here on.
-    if (real) griddepcontrol_wait();
-    const Row row(params, request, query, real ? seen_keys(params.paged, request, query) : params.columns);
-    const Ids ids(params, thread, request, row.end, real);
-    OwnScores scores(thread, bins);
-    if (real) {
-      load_own(thread, row, scores);
-    } else {
-#pragma unroll(kUnroll)
-      for (int i = 0; i < kOwn; ++i) scores.set(i, static_cast<float>(thread.index * kOwn + i));
-    }
-    const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
-    if (params.lse != nullptr) {
-      const float lse = short_lse(storage, thread, scores, selection, params.lse_base2 != 0);
-      if (real && thread.index == 0) params.lse[request * params.lse_batch + query * params.lse_row] = lse;
-    }
-    if (real) {
-      write_short(thread, params, Target(params, request, query), scores, selection, ids,
-                  params.count + request * params.count_batch + query * params.count_row);
-      return;
-    }
-    // Memory is used again.
-    __syncthreads();
+  // Scores, lengths and tables may be read, and results written, from here on.
+  griddepcontrol_wait();
+  const Row row(params, request, query, seen_keys(params.paged, request, query));
+  const Ids ids(params, thread, request, row.end);
+  OwnScores scores(thread, bins);
+  load_own(thread, row, scores);
+  const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
+  if (params.lse != nullptr) {
+    const float lse = short_lse(storage, thread, scores, selection, params.lse_base2 != 0);
+    if (thread.index == 0) params.lse[request * params.lse_batch + query * params.lse_row] = lse;
   }
+  write_short(thread, params, Target(params, request, query), scores, selection, ids,
+              params.count + request * params.count_batch + query * params.count_row);
 }
 
 }  // namespace cupymla::paged_indexer

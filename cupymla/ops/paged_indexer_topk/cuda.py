@@ -60,7 +60,7 @@ class Parameters(selection.Parameters):
         ("lse", ctypes.c_void_p),
         ("lse_batch", ctypes.c_int64),
         ("lse_row", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("lse_base2", "slots", "rehearses")),
+        *((name, ctypes.c_int32) for name in ("lse_base2", "slots")),
     )
 
 
@@ -187,7 +187,6 @@ class _Selection:
             paged=_paged(problem, views, chunk.requests),
             lse_base2=int(options.lse_base == "2"),
             slots=int(options.positions == "slot"),
-            rehearses=int(overlaps),
         )
         stride = plan.row_stride(problem)
         shape, strides = (chunk.requests, problem.queries, problem.columns), (problem.queries * stride, stride, 1)

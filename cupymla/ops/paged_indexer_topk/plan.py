@@ -99,7 +99,7 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
     Raises UnsupportedError.
     """
     _require(arch)
-    if (short := selection.short_plan(problem, arch)) is not None:
+    if (short := selection.short_plan(problem, arch, multiprocessors)) is not None:
         # CTAs come while those that score end: the first multiprocessors that are free would get more than one.
         alone = _ALONE_BYTES if problem.batch * problem.rows <= multiprocessors else 0
         return replace(short, source=variant(arch, own=short.own), least_bytes=alone)
