@@ -39,8 +39,8 @@ OWN_COLUMNS = (8, 32)
 """Columns of a thread where one CTA keeps a row, in registers or in shared memory (cuda/topk/sm80/short_row.cuh)."""
 
 _MANY_OWN_COLUMNS = 24576
-"""And where rows are more than multiprocessors, up to how many columns: one CTA a multiprocessor waits between its rows'
-loads. On an H100, 4096 rows of 16384 and 32768 columns: 295 and 578 us, 403 and 551 for rows of any length."""
+"""And up to how many columns where rows are more than multiprocessors: a CTA that is alone there loads while nobody
+selects. On an H100, 4096 rows of 16384 and 32768 columns: 295 and 578 us, 403 and 551 for rows of any length."""
 
 _OWN_BINS_BYTES = 16
 
