@@ -33,7 +33,8 @@ def test_shared_memory_fits(target: str, columns: int, topk: int, order: Literal
         assert chosen.array_bytes + plan.STORAGE_BYTES + 1024 <= arch.named(target).smem_bytes
         wanted = min(topk, max(columns, 1))
         room = arch.named(target).smem_bytes - plan.STORAGE_BYTES - 1024
-        fits = columns <= 8192 or (columns <= 32768 and columns * 4 + 1024 * 16 <= room)
+        most = 32768 if rows == 1 else 24576
+        fits = columns <= 8192 or (columns <= most and columns * 4 + 1024 * 16 <= room)
         assert bool(chosen.own) == (fits and order == "index")
         if chosen.own:
             # No thread more than there need be, and four bins for each.
