@@ -138,6 +138,8 @@ struct Gradients {
       occupied |= valid;
       const float scaled = gradient * gradient_scale;
       const uint32_t operand = pack_pair<Element>(scaled, scaled);
+      // Of head lane / 4; eight heads on, the pattern is the same.
+      const uint32_t place = active + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
 #pragma unroll
       for (int group = 0; group < kHeadGroups; ++group) {
         const float first = products[group * 4 + half * 2], second = products[group * 4 + half * 2 + 1];
@@ -150,7 +152,7 @@ struct Gradients {
         active_weights[group / 2][group % 2 * 2 + half] = storage.weight_pairs[group * 4 + lane % 4] & mask;
         // Rows are heads behind this, columns keys.
         const uint32_t transposed = transpose_matrix(operand & mask);
-        store_word(active + swizzle_128(group * 8 + lane / 4, warp * 2 + half) + lane % 4 * 4, transposed);
+        store_word(place + group * kSwizzleAtomBytes, transposed);
       }
     }
   }
