@@ -1,6 +1,6 @@
-// Sums that do not depend on the order of their terms: 64-bit integers in units that a key's bound fixes. A bound is the
-// largest, over a key's entries, of |gradient| * sum_h |w_h| * max |q|; so no term is larger, and 2^adds_log2 of them
-// fit. An entry whose heads come in two blocks adds two terms, which together keep to its bound.
+// Sums that do not depend on the order of their terms: 64-bit integers in units that a key's bound fixes. A bound is
+// the largest, over a key's entries, of |gradient| * sum_h |w_h| * max |q|; so no term is larger, and 2^adds_log2 of
+// them fit. An entry whose heads come in two blocks adds two terms, which together keep to its bound.
 #pragma once
 
 #include "../../common/math.cuh"

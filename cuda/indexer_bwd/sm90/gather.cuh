@@ -67,8 +67,8 @@ __device__ __forceinline__ void load_heads(Storage& storage, const Parameters& p
   }
 }
 
-// A thread's part in gathering tiles of keys. A warp gathers the sixteen keys whose products it gets; lanes l and l + 16
-// know which is key l of them.
+// A thread's part in gathering tiles of keys. A warp gathers the sixteen keys whose products it gets; lanes l and
+// l + 16 know which is key l of them.
 struct KeyGather {
   Storage& storage;
   const Query& query;

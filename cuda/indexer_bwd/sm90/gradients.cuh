@@ -6,8 +6,8 @@
 //   dq^T += K^T (gradient [z > 0])    gradient [z > 0] from shared memory, a row per head
 //
 // w and the gradient are 16-bit operands, one rounding each; what multiplies a whole row (a key's gradient, a head's w)
-// is applied to fp32 sums. fp16 operands are scaled by a power of two, so that the largest of a query is near 2^14; what
-// is below 2^-38 of it vanishes. storage.cuh has who waits for whom.
+// is applied to fp32 sums. fp16 operands are scaled by a power of two, so that the largest of a query is near 2^14;
+// what is below 2^-38 of it vanishes. storage.cuh has who waits for whom.
 #pragma once
 
 #include "../../common/matrix.cuh"
@@ -20,14 +20,12 @@
 
 namespace cupymla::indexer_bwd {
 
-// The power of two that brings a number near 2^14; 1 for bf16, zero and what is not finite.
+constexpr bool kScaled = CUPYMLA_FP16 != 0;  // operands: bf16 has the exponents of fp32
+
+// The power of two that brings a finite number, not negative, near 2^14; 1 for zero.
 __device__ __forceinline__ float operand_scale(float largest) {
-#if CUPYMLA_FP16
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-  return largest > 0.0f && is_finite(largest) ? power_of_two(max(-120, min(120, 14 - exponent))) : 1.0f;
-#else
-  return 1.0f;
-#endif
+  return largest > 0.0f ? power_of_two(max(-120, min(120, 14 - exponent))) : 1.0f;
 }
 
 struct Gradients {
@@ -35,22 +33,21 @@ struct Gradients {
   const Parameters& params;
   const Query& query;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  float gradient_scale = 1.0f;
-  float weights_unit = 1.0f;  // of weights as operands
   bool occupied = false;      // whether a key of this thread's was valid
 
   float dq[kColumnTiles][kScores];
   float dweights[kHeadGroups][2];
 
   __device__ __forceinline__ void run() {
-#if CUPYMLA_FP16
     float largest = 0.0f;
-    for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
-      const float gradient = query.key_of(entry) >= 0 ? fabsf(query.gradients[entry]) : 0.0f;
-      if (is_finite(gradient)) largest = fmaxf(largest, gradient);
+    if constexpr (kScaled) {
+      for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
+        const float gradient = query.key_of(entry) >= 0 ? fabsf(query.gradients[entry]) : 0.0f;
+        if (is_finite(gradient)) largest = fmaxf(largest, gradient);
+      }
+      largest = over_block(storage.per_warp, largest, Larger{});
     }
-    gradient_scale = operand_scale(over_block(storage.per_warp, largest, Larger{}));
-#endif
+    if (threadIdx.x == 0) storage.gradient_scale = operand_scale(largest);  // which the weights' barrier shows to all
 #pragma unroll 1
     for (int32_t first_head = 0; first_head < params.heads; first_head += kHeads) take_heads(first_head);
   }
@@ -84,14 +81,14 @@ struct Gradients {
 
   __device__ __forceinline__ void pack_weights() {
     float largest = 0.0f;
-#if CUPYMLA_FP16
-    for (int head = 0; head < kHeads; ++head) {
-      const float weight = fabsf(storage.weights[head]);
-      if (is_finite(weight)) largest = fmaxf(largest, weight);
+    if constexpr (kScaled) {
+      for (int head = 0; head < kHeads; ++head) {
+        const float weight = fabsf(storage.weights[head]);
+        if (is_finite(weight)) largest = fmaxf(largest, weight);
+      }
     }
-#endif
     const float scale = operand_scale(largest);
-    weights_unit = 1.0f / scale;
+    if (threadIdx.x == 0) storage.weights_unit = 1.0f / scale;
     for (int pair = threadIdx.x; pair < kHeads / 2; pair += kThreads) {
       const float2 two = *reinterpret_cast<const float2*>(storage.weights + pair * 2);
       storage.weight_pairs[pair] = pack_pair<Element>(two.x * scale, two.y * scale);
@@ -136,7 +133,7 @@ struct Gradients {
       const float gradient = storage.gradients[stage][key];
       const bool valid = storage.ids[stage][key] >= 0;
       occupied |= valid;
-      const float scaled = gradient * gradient_scale;
+      const float scaled = kScaled ? gradient * storage.gradient_scale : gradient;
       const uint32_t operand = pack_pair<Element>(scaled, scaled);
       // Of head lane / 4; eight heads on, the pattern is the same.
       const uint32_t place = active + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
@@ -238,7 +235,9 @@ struct Gradients {
   }
 
   // A channel of what an entry adds to its key's row.
-  __device__ __forceinline__ float of_entry(float sum, float gradient) const { return sum * weights_unit * gradient; }
+  __device__ __forceinline__ float of_entry(float sum, float gradient) const {
+    return (kScaled ? sum * storage.weights_unit : sum) * gradient;
+  }
 
   __device__ __forceinline__ void add_units(const float* channels, int64_t row, float gradient, int unit) const {
     const ToUnits to_units(unit);
@@ -287,7 +286,7 @@ struct Gradients {
   __device__ __forceinline__ void store_dq(int32_t first_head) {
     constexpr int kRow = kD + 8;
     Element* rows = reinterpret_cast<Element*>(storage.dk);
-    const float unit = 1.0f / gradient_scale;
+    const float unit = 1.0f / storage.gradient_scale;
 #pragma unroll
     for (int group = 0; group < kHeadGroups; ++group) {
 #pragma unroll

@@ -9,8 +9,8 @@
 #endif
 
 // CUPYMLA_STAGE: a number of `Stage`; `STAGES` in cupymla/ops/indexer_bwd/plan.py has the same. CUPYMLA_D: channels, 64
-// or 128. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of a block, with those that only fill up, 16, 32 or
-// 64. CUPYMLA_DETERMINISTIC: 1 for sums of integers, 0 of floats.
+// or 128. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of a block, with those that only fill up, 16, 32
+// or 64. CUPYMLA_DETERMINISTIC: 1 for sums of integers, 0 of floats.
 
 namespace cupymla::indexer_bwd {
 

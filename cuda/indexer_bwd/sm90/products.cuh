@@ -6,8 +6,8 @@
 
 namespace cupymla::indexer_bwd {
 
-// `Scores`: 64 keys with kColumns heads, sixteen channels a step. `Transposed`: 64 channels with kColumns heads, sixteen
-// keys a step. `FromRegisters`: 64 keys with kColumns channels, sixteen heads a step.
+// `Scores`: 64 keys with kColumns heads, sixteen channels a step. `Transposed`: 64 channels with kColumns heads,
+// sixteen keys a step. `FromRegisters`: 64 keys with kColumns channels, sixteen heads a step.
 template <typename Element, int kColumns>
 struct Products;
 #define CUPYMLA_PRODUCTS(element, name, columns)                                                                \
@@ -27,7 +27,8 @@ CUPYMLA_PRODUCTS(__half, F32F16F16, 64)
 CUPYMLA_PRODUCTS(__half, F32F16F16, 128)
 #undef CUPYMLA_PRODUCTS
 
-constexpr int kScores = kHeads / 2;  // of a thread: rows r and r + 8 of its warp's sixteen keys, of each eight heads two
+// Of a thread: rows r and r + 8 of its warp's sixteen keys, of each eight heads two.
+constexpr int kScores = kHeads / 2;
 
 // An address that the compiler knows to be the same in all lanes.
 __device__ __forceinline__ uint32_t uniform_address(const void* pointer) {

@@ -56,6 +56,7 @@ struct alignas(1024) Storage {
   uint32_t weight_pairs[kHeads / 2];    // the same as operands
   float dweights[kThreads / 32][kHeads];
   float per_warp[kThreads / 32];
+  float gradient_scale, weights_unit;  // of gradients as operands; and what 1 is of weights as operands
 };
 
 static_assert(sizeof(Storage) <= 113 * 1024, "two CTAs share a multiprocessor");
