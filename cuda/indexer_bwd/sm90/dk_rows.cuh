@@ -42,7 +42,7 @@ __device__ __forceinline__ void bound(const Parameters& params) {
   }
   largest = over_block(per_warp, largest, Larger{});
   weights = over_block(per_warp, weights, Plus{});
-  float* bounds = params.bounds + query.batch * params.keys;
+  float* bounds = params.bounds + static_cast<int64_t>(query.batch) * params.keys;
   for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
     const int32_t key = query.key_of(entry);
     if (key < 0) continue;

@@ -8,7 +8,7 @@
 namespace cupymla::indexer_bwd {
 
 struct Query {
-  int64_t batch, query;
+  int32_t batch, query;
   int32_t entries;     // min(topk, topk_length), not negative
   int32_t tiles;
   uint32_t key_limit;  // key s is valid when (uint32_t)s < key_limit
@@ -16,8 +16,8 @@ struct Query {
   const float* gradients;
 
   __device__ __forceinline__ explicit Query(const Parameters& params)
-      : batch(blockIdx.x / static_cast<uint32_t>(params.queries)),
-        query(blockIdx.x % static_cast<uint32_t>(params.queries)),
+      : batch(static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(params.queries))),
+        query(static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.queries))),
         entries(params.topk),
         key_limit(static_cast<uint32_t>(params.keys)),
         indices(params.indices + batch * params.indices_batch + query * params.indices_query),
@@ -104,12 +104,13 @@ struct KeyGather {
       }
       constexpr int kRowsAtOnce = 32 / kRowChunks;
       const int part = lane % kRowChunks;
-      const uint32_t column = smem_address(storage.keys[stage][part / 8]);
+      // Of the first row. As kRowsAtOnce is a power of two, the swizzle of a row further on differs by a constant.
+      const uint32_t place = smem_address(storage.keys[stage][part / 8]) +
+                             swizzle_128(warp * 16 + lane / kRowChunks, part % 8);
 #pragma unroll
       for (int first = 0; first < 16; first += kRowsAtOnce) {
-        const int row = first + lane / kRowChunks;
-        const int32_t key = __shfl_sync(0xffffffffu, id, row);
-        copy_async_16_or_zero(column + swizzle_128(warp * 16 + row, part % 8),
+        const int32_t key = __shfl_sync(0xffffffffu, id, first + lane / kRowChunks);
+        copy_async_16_or_zero((place ^ first % 8 * 16u) + first * kSwizzleRowBytes,
                               rows + max(key, 0) * key_stride + part * 8, key >= 0, l2_policy);
       }
     }

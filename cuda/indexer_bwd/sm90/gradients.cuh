@@ -193,7 +193,7 @@ struct Gradients {
   }
 
   // Of this batch entry, among rows of sums.
-  __device__ __forceinline__ int64_t first_row() const { return query.batch * params.keys; }
+  __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(query.batch) * params.keys; }
 
   // Adds a warp's rows to those of its keys. `unit`: of the key that the lane knows, where sums are integers.
   __device__ __forceinline__ void send_dk(const float (&dk)[kD / 2], int stage, int unit) {
