@@ -1,4 +1,4 @@
-"""Argument validation of indexer_bwd: every check a caller can meet, and the problem that is left when they all pass."""
+"""Argument validation of indexer_bwd: every check a caller can meet, and the problem that is left."""
 
 from __future__ import annotations
 
