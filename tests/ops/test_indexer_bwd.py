@@ -280,7 +280,6 @@ def test_integer_sums_have_the_same_bits_in_any_order() -> None:
     found = []
     for seed in range(3):
         with emulated("sm_90a", 2, seed=seed) as machine:
-            inputs = SUBJECT.cases.inputs(named("same_det"), 0)
-            arrays = {n: machine.array(v) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
-            found.append([result.host.tobytes() for result in cupymla.indexer_bwd(**arrays)])
+            results = machine.results(SUBJECT, SUBJECT.cases.inputs(named("same_det"), 0))
+            found.append({name: array.tobytes() for name, array in results.items()})
     assert found[0] == found[1] == found[2]
