@@ -75,6 +75,11 @@ class GradientCase(Case):
         """The batch axis, as a tuple of one extent or of none."""
         return () if self.batch is None else (self.batch,)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are not left at their defaults."""
+        return {name: getattr(self, name) for name, value in _DEFAULTS.items() if getattr(self, name) != value}
+
 
 def _case(
     queries: int, keys: int, topk: int, heads: int, name: str = "", intent: str = "shapes", **traits: Any
@@ -167,7 +172,7 @@ def inputs(case: GradientCase, seed: int, xp: Any = np) -> dict[str, Any]:
     arguments: dict[str, Any] = {"q": q, "k": k, "weights": weights_given, "grad_logits": gradients, "indices": indices}
     if case.lengths:
         arguments["topk_length"] = rng.integers(-3, case.topk + 4, row, dtype=np.int32)
-    arguments |= {name: getattr(case, name) for name, value in _DEFAULTS.items() if getattr(case, name) != value}
+    arguments |= case.options
     if case.strided:
         arguments = {
             name: spread(value, name in _ROWS) if isinstance(value, np.ndarray) else value
