@@ -1,6 +1,7 @@
 // Stages before and after the gradients: `zero` and `bound` make the workspace ready, `round` makes dk of the sums.
 #pragma once
 
+#include "../../common/integer_reduction.cuh"
 #include "fixed_point.cuh"
 #include "gather.cuh"
 
@@ -47,7 +48,7 @@ __device__ __forceinline__ void bound(const Parameters& params) {
     const int32_t key = query.key_of(entry);
     if (key < 0) continue;
     const float gradient = fabsf(query.gradients[entry]);
-    if (is_finite(gradient)) reduce_max(bounds + key, fminf(gradient * weights * largest, kLargestFloat));
+    if (is_finite(gradient)) reduce_max_positive(bounds + key, fminf(gradient * weights * largest, kLargestFloat));
   }
 }
 

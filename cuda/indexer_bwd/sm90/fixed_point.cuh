@@ -36,17 +36,4 @@ __device__ __forceinline__ float from_units(long long units, int unit_log2) {
   return static_cast<float>(static_cast<double>(units) * unit);
 }
 
-__device__ __forceinline__ void reduce_add_units(uint8_t* sums, int64_t element, long long units) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(sums + element * 8), "l"(units) : "memory");
-}
-
-__device__ __forceinline__ void reduce_or(uint32_t* word, uint32_t bits) {
-  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
-}
-
-__device__ __forceinline__ void reduce_max(float* bound, float value) {
-  // Of numbers that are not negative the bits have the same order.
-  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(bound), "r"(__float_as_uint(value)) : "memory");
-}
-
 }  // namespace cupymla::indexer_bwd

@@ -10,6 +10,7 @@
 // what is below 2^-38 of it vanishes. storage.cuh has who waits for whom.
 #pragma once
 
+#include "../../common/integer_reduction.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/memory.cuh"
 #include "../../common/reduction.cuh"
@@ -126,7 +127,6 @@ struct Gradients {
                                            uint32_t (&active_weights)[kHeads / 16][4], int stage) {
     const float floor = params.relu != 0 ? 0.0f : negative_infinity();
     const bool always = params.relu == 0;
-    const uint32_t active = smem_address(storage.active);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = warp * 16 + half * 8 + lane / 4;
@@ -136,7 +136,7 @@ struct Gradients {
       const float scaled = kScaled ? gradient * storage.gradient_scale : gradient;
       const uint32_t operand = pack_pair<Element>(scaled, scaled);
       // Of head lane / 4; eight heads on, the pattern is the same.
-      const uint32_t place = active + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
+      uint8_t* place = storage.active + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
 #pragma unroll
       for (int group = 0; group < kHeadGroups; ++group) {
         const float first = products[group * 4 + half * 2], second = products[group * 4 + half * 2 + 1];
@@ -148,14 +148,9 @@ struct Gradients {
         }
         active_weights[group / 2][group % 2 * 2 + half] = storage.weight_pairs[group * 4 + lane % 4] & mask;
         // Rows are heads behind this, columns keys.
-        const uint32_t transposed = transpose_matrix(operand & mask);
-        store_word(place + group * kSwizzleAtomBytes, transposed);
+        *reinterpret_cast<uint32_t*>(place + group * kSwizzleAtomBytes) = transpose_matrix(operand & mask);
       }
     }
-  }
-
-  static __device__ __forceinline__ void store_word(uint32_t address, uint32_t word) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
   }
 
   __device__ __forceinline__ void issue_dk(float (&dk)[kD / 2], uint32_t (&active_weights)[kHeads / 16][4]) const {
@@ -246,7 +241,7 @@ struct Gradients {
       const float value = of_entry(channels[first + lane], gradient);
       const int64_t element = row * kD + first + lane;
       if (is_finite(value)) {
-        reduce_add_units(params.sums, element, to_units(value));
+        reduce_add_int64(reinterpret_cast<int64_t*>(params.sums) + element, to_units(value));
       } else {
         uint32_t* words = params.non_finite + element / 32 * 2;
         if (!(value < 0.0f)) reduce_or(words, 1u << lane);

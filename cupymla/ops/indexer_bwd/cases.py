@@ -117,7 +117,7 @@ CASES: tuple[GradientCase, ...] = (
     _case(6, 60, 130, 16, "same_det", "ids", ids="same", deterministic=True),
     _case(3, 100, 90, 16, "zeros", "values", values="zeros"),
     _case(6, 50, 20, 20, "hostile", "values", values="hostile", dtype="fp16", channels=64),
-    _case(6, 50, 20, 20, "hostile_det", "values", values="hostile", deterministic=True),
+    _case(6, 50, 20, 16, "hostile_det", "values", values="hostile", deterministic=True),
     _case(6, 200, 100, 16, "wide", "values", values="wide", dtype="fp16", deterministic=True),
     _case(3, 100, 90, 16, "batch_strided", "strides", batch=2, strided=True, lengths=True),
     _case(3, 100, 90, 16, "batch_strided_det", "strides", batch=2, strided=True, lengths=True, deterministic=True),
