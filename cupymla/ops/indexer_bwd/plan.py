@@ -57,6 +57,11 @@ def workspace(problem: Problem) -> Workspace:
     return Workspace(0, bounds, non_finite, non_finite + _whole(elements // 32 * 2 * 4))
 
 
+def workspace_limit(problem: Problem) -> int:
+    """Bytes of workspace that a call needs, on every GPU."""
+    return workspace(problem).bytes
+
+
 def _whole(size: int) -> int:
     """Bytes up to a chunk's end."""
     return -(-size // _CHUNK_BYTES) * _CHUNK_BYTES
