@@ -306,7 +306,17 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(BIAS, _dense_bias, replayable=False),
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
     _declaration(INDEXER_TOPK, _selected_keys, varies=True, replayable=False, batching=Batching("q", 3, ("k",))),
-    _declaration(INDEXER_LOSS, _index_loss, batching=Batching("q", 3, ("k",))),
+    _declaration(
+        INDEXER_LOSS,
+        _index_loss,
+        batching=Batching("q", 3, ("k",)),
+        gradient=Gradient(
+            "indexer_bwd",
+            results={"q": "dq", "k": "dk", "weights": "dweights"},
+            scaled={"grad_logits": "loss"},
+            options={"deterministic": False},
+        ),
+    ),
     _declaration(INDEXER_BWD, _index_gradients, replayable=False, batching=Batching("q", 3, ("k",))),
     _declaration(paged_indexer.LOGITS, _paged_scores),
     _declaration(paged_indexer.ARGUMENTS, _selected_keys, varies=True, replayable=False),

@@ -386,11 +386,15 @@ def indexer_loss(
     q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any],
     indices: Array | NDArray[Any], target: Array | NDArray[Any], *,
     topk_length: Array | NDArray[Any] | None = None, lse: Array | NDArray[Any] | None = None,
-    causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+    causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
 ) -> tuple[Array, Array]:
     """The KL divergence of the indexer's softmax over selected keys from a target, and its gradient.
 
     `cupymla.indexer_loss` for JAX arrays, traced or not; see there for the arguments.
+
+    Differentiable in q, k, weights.
+
+    `deterministic` is that of `indexer_bwd`, by which the gradient is computed.
     """
 
 

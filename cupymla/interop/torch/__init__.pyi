@@ -349,10 +349,15 @@ def indexer_topk(
 def indexer_loss(
     q: Tensor, k: Tensor, weights: Tensor, indices: Tensor, target: Tensor, *, topk_length: Tensor | None = None,
     lse: Tensor | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The KL divergence of the indexer's softmax over selected keys from a target, and its gradient.
 
     `cupymla.indexer_loss` as a torch operator; see there for the arguments.
+
+    Differentiable in q, k, weights.
+
+    `deterministic` is that of `indexer_bwd`, by which the gradient is computed.
     """
 
 
