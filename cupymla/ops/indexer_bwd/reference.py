@@ -24,16 +24,20 @@ _LARGEST_LOG2 = 14
 """Exponent of the largest fp16 operand of a query, once it is scaled."""
 
 
+_BLOCK_ELEMENTS = 1 << 22
+"""Of the largest temporaries of a block of queries."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One query.
+class _Rows:
+    """Some queries of one batch entry.
 
     Attributes:
-        q: [H, D].
-        weights: [H].
-        keys: [n, D], the key of each entry, zero where it is not valid.
-        gradient: [n], zero where an entry is not valid.
-        valid: [n] bool.
+        q: [n, H, D].
+        weights: [n, H].
+        keys: [n, topk, D], the key of each entry, zero where it is not valid.
+        gradient: [n, topk], zero where an entry is not valid.
+        valid: [n, topk] bool.
     """
 
     q: Array
@@ -45,7 +49,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one query gives: dq [H, D], dweights [H], and dk [n, D] of each entry's key."""
+    """What these queries give: dq [n, H, D], dweights [n, H], and dk [n, topk, D] of each entry's key."""
 
     dq: Array
     dweights: Array
@@ -76,25 +80,26 @@ def indexer_bwd(
     """
     real: Any = np.float64 if precision == "float64" else np.float32
     dq, dk, dweights = np.zeros(q.shape, real), np.zeros(k.shape, real), np.zeros(weights.shape, real)
-    has_batch = q.ndim == 4
-    for place in np.ndindex(q.shape[:-2]):
-        keys, sums = (k[place[0]], dk[place[0]]) if has_batch else (k, dk)
-        limit = len(keys)
-        if causal:
-            limit = min(limit, (q_start + place[-1] + 1) // k_stride)
-        length = indices.shape[-1] if topk_length is None else int(topk_length[place])
-        ids = indices[place].astype(np.int64)
-        valid = (ids >= 0) & (ids < limit) & (np.arange(len(ids)) < length)
-        if not valid.any():
-            continue
-        own = np.zeros((len(ids), k.shape[-1]), np.float64)
-        own[valid] = keys[ids[valid]].astype(np.float64)
-        gradient = np.where(valid, grad_logits[place], 0).astype(np.float64)
-        row = _Row(q[place].astype(np.float64), weights[place].astype(np.float64), own, gradient, valid)
-        with np.errstate(invalid="ignore", over="ignore"):
-            step = _exact(row, relu) if precision == "float64" else _same(row, relu, q.dtype)
-            dq[place], dweights[place] = step.dq, step.dweights
-            np.add.at(sums, ids[valid], step.dk[valid])
+    queries, topk = indices.shape[-2:]
+    at_once = max(1, _BLOCK_ELEMENTS // max(1, topk * max(q.shape[-2:])))
+    for lead in np.ndindex(q.shape[:-3]):
+        keys = k[lead].astype(np.float64)
+        for first in range(0, queries if topk and len(keys) else 0, at_once):
+            some = (*lead, slice(first, first + at_once))
+            position = np.arange(first, min(queries, first + at_once))[:, None]
+            limit = np.minimum(len(keys), (q_start + position + 1) // k_stride) if causal else len(keys)
+            length = topk if topk_length is None else topk_length[some][:, None]
+            ids = indices[some].astype(np.int64)
+            valid = (ids >= 0) & (ids < limit) & (np.arange(topk) < length)
+            own = np.where(valid[..., None], keys[np.where(valid, ids, 0)], 0)
+            gradient = np.where(valid, grad_logits[some], 0).astype(np.float64)
+            rows = _Rows(q[some].astype(np.float64), weights[some].astype(np.float64), own, gradient, valid)
+            with np.errstate(invalid="ignore", over="ignore"):
+                step = _exact(rows, relu) if precision == "float64" else _same(rows, relu, q.dtype)
+                # Zero times weights that are not finite is no zero.
+                dq[some] = np.where(valid.any(-1)[:, None, None], step.dq, 0)
+                dweights[some] = step.dweights
+                _add_rows(dk[lead], ids[valid], step.dk[valid])
     if precision == "same":
         with np.errstate(over="ignore"):
             dq, dweights = dq.astype(q.dtype), dweights.astype(weights.dtype)
@@ -102,56 +107,70 @@ def indexer_bwd(
     return dq, dk, dweights
 
 
-def _exact(row: _Row, relu: bool) -> _Step:
-    products = row.q @ row.keys.T
+def _add_rows(sums: Array, ids: Array, rows: Array) -> None:
+    """Add rows to those of `sums` that ids name: float32 one after the other; float64 likewise, but much faster."""
+    if sums.dtype == np.float32:
+        np.add.at(sums, ids, rows)
+        return
+    places = ids[:, None] * sums.shape[-1] + np.arange(sums.shape[-1])
+    sums += np.bincount(places.ravel(), rows.ravel(), sums.size).reshape(sums.shape)
+
+
+def _exact(rows: _Rows, relu: bool) -> _Step:
+    products = rows.q @ np.swapaxes(rows.keys, -1, -2)
     active = products > 0 if relu else np.ones(products.shape, bool)
-    terms = np.where(row.valid, row.gradient * (np.maximum(products, 0) if relu else products), 0)
-    dq = row.weights[:, None] * (np.where(active, row.gradient, 0) @ row.keys)
-    dk = row.gradient[:, None] * (np.where(active, row.weights[:, None], 0).T @ row.q)
+    gradient, weights = rows.gradient[:, None, :], rows.weights[..., None]
+    terms = np.where(rows.valid[:, None, :], gradient * (np.maximum(products, 0) if relu else products), 0)
+    dq = weights * (np.where(active, gradient, 0) @ rows.keys)
+    dk = rows.gradient[..., None] * (np.swapaxes(np.where(active, weights, 0), -1, -2) @ rows.q)
     return _Step(dq, terms.sum(-1), dk)
 
 
-def _same(row: _Row, relu: bool, dtype: Any) -> _Step:
+def _same(rows: _Rows, relu: bool, dtype: Any) -> _Step:
     single = np.float32
-    products = tensor_cores.product(row.q, row.keys.T)
+    columns = np.swapaxes(rows.keys, -1, -2)
+    products = tensor_cores.product(rows.q, columns)
     active = products > 0 if relu else np.ones(products.shape, bool)
-    gradient, weights = row.gradient.astype(single), row.weights.astype(single)
-    terms = np.where(row.valid, gradient * (np.maximum(products, single(0)) if relu else products), single(0))
+    gradient, weights = rows.gradient.astype(single), rows.weights.astype(single)
+    terms = gradient[:, None, :] * (np.maximum(products, single(0)) if relu else products)
+    terms = np.where(rows.valid[:, None, :], terms, single(0))
     operands, unit = _operands(gradient, dtype)
-    sums = tensor_cores.product(row.keys.T, np.where(active, operands, 0).T).T
-    dk = np.zeros(row.keys.shape, single)
-    for first in range(0, len(weights), HEAD_BLOCK):
+    chosen = np.where(active, operands[:, None, :], 0)
+    sums = np.swapaxes(tensor_cores.product(columns, np.swapaxes(chosen, -1, -2)), -1, -2)
+    dk = np.zeros(rows.keys.shape, single)
+    for first in range(0, weights.shape[-1], HEAD_BLOCK):
         some = slice(first, first + HEAD_BLOCK)
-        operands, weights_unit = _operands(weights[some], dtype)
-        products = tensor_cores.product(np.where(active[some], operands[:, None], 0).T, row.q[some])
-        dk += products * weights_unit * gradient[:, None]
-    return _Step(sums * unit * weights[:, None], _sum_entries(terms), dk)
+        operands, weights_unit = _operands(weights[:, some], dtype)
+        chosen = np.where(active[:, some], operands[..., None], 0)
+        block = tensor_cores.product(np.swapaxes(chosen, -1, -2), rows.q[:, some])
+        dk += block * weights_unit[..., None] * gradient[..., None]
+    return _Step(sums * unit[..., None] * weights[..., None], _sum_entries(terms), dk)
 
 
-def _operands(values: Array, dtype: Any) -> tuple[Array, Any]:
-    """float32 values as operands of q's dtype, in float64, and the unit that they are in: a power of two for fp16."""
-    unit = np.float32(1)
+def _operands(values: Array, dtype: Any) -> tuple[Array, Array]:
+    """float32 values [n, any] as operands of q's dtype, in float64, and the unit [n, 1] that each row of them is in: a
+    power of two for fp16."""
+    unit = np.ones((len(values), 1), np.float32)
     if dtype != ml_dtypes.bfloat16:
-        finite = np.abs(values[np.isfinite(values)])
-        largest = finite.max(initial=0)
-        if largest > 0:
-            exponent = max(int(np.frexp(largest)[1]) - 1, -127)
-            unit = np.float32(2.0 ** -max(-120, min(120, _LARGEST_LOG2 - exponent)))
+        largest = np.where(np.isfinite(values), np.abs(values), 0).max(-1, keepdims=True, initial=0)
+        exponent = np.maximum(np.frexp(largest)[1] - 1, -127)
+        scale = np.clip(_LARGEST_LOG2 - exponent, -120, 120)
+        unit = np.where(largest > 0, np.float32(2) ** -scale.astype(np.float32), unit)
     return (values / unit).astype(dtype).astype(np.float64), unit
 
 
 def _sum_entries(terms: Array) -> Array:
-    """Sums of float32 terms [H, n] over entries: a thread's own first, then those of threads, then of warps."""
-    heads, entries = terms.shape
+    """Sums of float32 terms [n, H, topk] over entries: a thread's own first, then those of threads, then of warps."""
+    *rows, entries = terms.shape
     tiles = -(-entries // TILE_KEYS)
-    padded = np.zeros((heads, tiles * TILE_KEYS), np.float32)
-    padded[:, :entries] = terms
-    parts = padded.reshape(heads, tiles, 4, 2, 8)
-    sums = np.zeros((heads, 4, 8), np.float32)
+    padded = np.zeros((*rows, tiles * TILE_KEYS), np.float32)
+    padded[..., :entries] = terms
+    parts = padded.reshape(*rows, tiles, 4, 2, 8)
+    sums = np.zeros((*rows, 4, 8), np.float32)
     for tile, half in np.ndindex(tiles, 2):
-        sums += parts[:, tile, :, half]
+        sums += parts[..., tile, :, half, :]
     while sums.shape[-1] > 1:
         sums = sums[..., ::2] + sums[..., 1::2]
     warps = sums[..., 0]
-    total: Array = (warps[:, 0] + warps[:, 1]) + (warps[:, 2] + warps[:, 3])
+    total: Array = (warps[..., 0] + warps[..., 1]) + (warps[..., 2] + warps[..., 3])
     return total
