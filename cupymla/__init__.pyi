@@ -2076,7 +2076,7 @@ class _IndexerBwd:
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
         dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> tuple[NDArray[Any], ...]: ...
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 
     @overload
     def __call__(
@@ -2084,7 +2084,7 @@ class _IndexerBwd:
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
         dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> tuple[_Array, ...]:
+    ) -> tuple[_Array, _Array, _Array]:
         """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 
         A score is the sum over h of weights[t, h] * relu(z), z = q[t, h] . k[s]. With g = grad_logits, over valid entries:
@@ -2141,7 +2141,7 @@ class _IndexerBwd:
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
         dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], ...]]: ...
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
@@ -2149,7 +2149,7 @@ class _IndexerBwd:
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
         dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[_Array, ...]]:
+    ) -> Prepared[tuple[_Array, _Array, _Array]]:
         """Do all of a call of `indexer_bwd` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(

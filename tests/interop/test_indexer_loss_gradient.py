@@ -56,14 +56,14 @@ def test_torch(compiled: bool) -> None:
     indices, target = torch.from_numpy(given["indices"]), torch.from_numpy(given["target"])
     moving = [torch.from_numpy(given[name]).requires_grad_() for name in ("q", "k", "weights")]
 
-    def total(*arrays: Any) -> Any:
-        loss, _ = mla.indexer_loss(*arrays, indices, target, deterministic=True)
+    def total(q: Any, k: Any, weights: Any) -> Any:
+        loss, _ = mla.indexer_loss(q, k, weights, indices, target, deterministic=True)
         return (loss * torch.from_numpy(SLOPES)).sum()
 
     (torch.compile(total, backend="aot_eager") if compiled else total)(*moving).backward()
     require(tuple(array.grad.numpy() for array in moving), given)
     with pytest.raises(UnsupportedError, match="with respect to 'target'"):
-        mla.indexer_loss(*moving, indices, target.clone().requires_grad_())
+        mla.indexer_loss(moving[0], moving[1], moving[2], indices, target.clone().requires_grad_())
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -98,7 +98,9 @@ def test_the_gradient_is_that_of_the_function() -> None:
 
     given = problem()
     moving = [torch.from_numpy(given[name]).requires_grad_() for name in ("q", "k", "weights")]
-    loss, grad_logits = mla.indexer_loss(*moving, torch.from_numpy(given["indices"]), torch.from_numpy(given["target"]))
+    q, k, weights = moving
+    indices, target = (torch.from_numpy(given[name]) for name in ("indices", "target"))
+    loss, grad_logits = mla.indexer_loss(q, k, weights, indices, target)
     assert not grad_logits.requires_grad
     (loss * torch.from_numpy(SLOPES)).sum().backward()
     slopes = cupymla.indexer_loss(**given)[1] * SLOPES[:, None]

@@ -161,7 +161,7 @@ def test_results_have_the_dtypes_of_their_arguments() -> None:
     given = problem()
     given |= {name: given[name].astype(ml_dtypes.bfloat16) for name in NAMES}
     assert {array.dtype.name for array in cupymla.indexer_bwd(**given)} == {"bfloat16"}
-    _, dk, dweights = cupymla.indexer_bwd(**(problem() | {"dk_dtype": "float32"}))
+    _, dk, dweights = cupymla.indexer_bwd(**problem(), dk_dtype="float32")
     assert dk.dtype == dweights.dtype == np.float32
     out = np.full((9, 64), np.nan, np.float32)
     assert cupymla.indexer_bwd(**problem(), dk_dtype="float32", dk=out)[1] is out
@@ -171,7 +171,8 @@ def test_results_have_the_dtypes_of_their_arguments() -> None:
 def test_each_batch_entry_by_itself() -> None:
     given = problem()
     other = {name: np.roll(array, 1, axis=0) for name, array in given.items()}
-    both = cupymla.indexer_bwd(**{name: np.stack([given[name], other[name]]) for name in given})
+    stacked: dict[str, Any] = {name: np.stack([given[name], other[name]]) for name in given}
+    both = cupymla.indexer_bwd(**stacked)
     for entry, arguments in enumerate((given, other)):
         for got, expected in zip(both, cupymla.indexer_bwd(**arguments), strict=True):
             np.testing.assert_array_equal(got[entry], expected)

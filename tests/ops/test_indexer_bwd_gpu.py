@@ -15,10 +15,10 @@ cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
 SUBJECT = Subject("indexer_bwd")
-BENCH = [pytest.param(case, id=case.name) for case in SUBJECT.cases.BENCH]
+BENCH: list[Any] = list(SUBJECT.cases.BENCH)
 
 
-@pytest.mark.parametrize("case", BENCH)
+@pytest.mark.parametrize("case", BENCH, ids=[case.name for case in BENCH])
 def test_large_problems(case: Any) -> None:
     """A few queries of each; only they have a gradient, so that dk is theirs alone."""
     inputs = SUBJECT.cases.inputs(case, 1)
@@ -32,7 +32,7 @@ def test_large_problems(case: Any) -> None:
     assert not dq[others].any() and not dweights[others].any()
 
 
-@pytest.mark.parametrize("case", [param for param in BENCH if param.values[0].deterministic])
+@pytest.mark.parametrize("case", [case for case in BENCH if case.deterministic], ids=lambda case: case.name)
 def test_integer_sums_are_equal_in_every_run(case: Any) -> None:
     """A hundred runs; and they are the sums that floats make, but for rounding."""
     given = arguments_on(cupy, SUBJECT.cases.inputs(case, 1)) | {"dk_dtype": "float32"}

@@ -31,7 +31,7 @@ def indexer_bwd(
     workspace: Any = None,
     check_indices: bool = False,
     stream: object = None,
-) -> tuple[Any, ...]:
+) -> tuple[Any, Any, Any]:
     """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 
     A score is the sum over h of weights[t, h] * relu(z), z = q[t, h] . k[s]. With g = grad_logits, over valid entries:
