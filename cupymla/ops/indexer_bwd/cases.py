@@ -103,6 +103,7 @@ CASES: tuple[GradientCase, ...] = (
     *(_case(6, 90, 63, heads, "filled") for heads in (1, 20, 33, 100)),
     _case(2, 700, 641, 16, "stages", channels=64),
     _case(2, 40, 1, 16, "one"),
+    *(_case(2, 200, 128, 16, "tile" + "_det" * det, deterministic=det) for det in (False, True)),
     _case(3, 300, 130, 16, "fp32", "options", dk_dtype="float32"),
     _case(3, 300, 130, 16, "fp32_det", "options", dk_dtype="float32", deterministic=True, dtype="fp16"),
     _case(3, 300, 130, 16, "no_relu", "options", relu=False),
