@@ -20,6 +20,7 @@ __all__ = [
     "gather_indexer_cache",
     "gather_mla_cache",
     "hadamard",
+    "indexer_bwd",
     "indexer_k_quant_and_cache",
     "indexer_logits",
     "indexer_loss",

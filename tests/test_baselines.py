@@ -383,6 +383,21 @@ class DSA:
         dkv.copy_(gradients[1])
 
     @staticmethod
+    def indexer_backward_wrapper(
+        q, weights, k, target, predicted, indices, *, grad_loss, loss_coeff, deterministic,
+        d_index_q, d_weights, d_index_k
+    ):
+        assert not deterministic and all(array.dtype == torch.bfloat16 for array in (q, weights, k))
+        gradient = (target.sum(-1, keepdim=True) * predicted - target) * grad_loss * (loss_coeff / q.shape[1])
+        target.copy_(gradient)
+        moving = [array[0].double().requires_grad_() for array in (q, weights, k)]
+        products = torch.einsum("thd,tsd->ths", moving[0], moving[2][indices[0].long()]).relu()
+        scores = torch.einsum("ths,th->ts", products, moving[1])
+        made = torch.autograd.grad(scores, moving, gradient[0].double())
+        for result, one in zip((d_index_q, d_weights, d_index_k), made):
+            result.copy_(one[None])
+
+    @staticmethod
     def sparse_attn_score_recompute_wrapper(q, kv, lse, indices, scale, *, out):
         scores = torch.einsum("bshd,bskd->bshk", q.float(), kv[:, indices[0].long()].float()) * scale
         p = torch.exp(scores - lse[..., None]).sum(2)
@@ -421,6 +436,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             BACKWARD,
         ),
         ("attn_dist", sized(16, 576, 65, 6, 200, intent="options", selection="full"), ["cuDNN"]),
+        ("indexer_bwd", "bf16_h16_d128_t2_l200_k128_tile", BACKWARD),
+        ("indexer_bwd", "bf16_h16_d128_t2_l200_k128_tile_det", BACKWARD),
         ("indexer_logits", "fp8_h32_d128_t3_l200", ["DeepGEMM"]),
         ("topk", "t3_l5000_k64", ["FlashInfer", "FlashInfer, deterministic"]),
     ],
@@ -439,7 +456,7 @@ def test_an_installed_package_is_found_and_agrees(operator: str, case: Any, name
     assert list(found) == names
     for name, maker in found.items():
         baseline = baselines.make(name, maker, case, tensors, subject.outputs)
-        if operator == "sparse_mla_bwd" and ("_det" in case.name) != ("not deterministic" in name):
+        if names == BACKWARD and ("_det" in case.name) != ("not deterministic" in name):
             assert baseline is None
             continue
         assert baseline is not None and baseline.version == "7.1"

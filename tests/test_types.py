@@ -74,6 +74,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "positions": POSITIONS,
     "cache_format": tuple(FORMATS),
     "dkv_dtype": ("float32",),
+    "dk_dtype": ("float32",),
     "out_dtype": checks.FLOATS,
 }
 """What the checks of options with words take. Those of the MLA operators are held to their `Options` elsewhere."""

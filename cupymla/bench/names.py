@@ -112,6 +112,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         lambda size: f"{_logits(size)}, top {size['k']}",
         {},
     ),
+    "indexer_bwd": _Spelling(
+        r"(?P<dtype>bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
+        lambda size: f"{_logits(size)}, top {size['k']}",
+        {"det": "deterministic"},
+    ),
     "paged_indexer_topk": _Spelling(
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_b(?P<b>\d+)_n(?P<n>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
         _paged_keys,

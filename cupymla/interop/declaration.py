@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -74,13 +74,28 @@ class Gradient:
         backward: its name.
         results: of it, by the forward's argument that they are the gradient of.
         cotangents: its arguments that are gradients of the forward's results, by the result's name.
+        scaled: the forward's results that it takes, each row times the gradient of another result, by whose name.
         options: its options that the forward takes on its behalf, with their defaults.
     """
 
     backward: str
     results: Mapping[str, str]
-    cotangents: Mapping[str, str]
+    cotangents: Mapping[str, str] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
+    scaled: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def through(self) -> tuple[str, ...]:
+        """The forward's results through which there is a gradient."""
+        return (*self.cotangents, *self.scaled.values())
+
+    def require_known(self, operator: str, arguments: Iterable[str]) -> None:
+        """Raise UnsupportedError for an argument that a gradient is wanted of and that there is none of."""
+        for name in arguments:
+            if name not in self.results:
+                wanted = f"{operator}: a gradient with respect to '{name}'"
+                instead = f"gradients with respect to {', '.join(self.results)} (pass '{name}' as a constant)"
+                raise UnsupportedError(wanted, "every device", instead)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InputError
 from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
+from ..ops.indexer_bwd.spec import ARGUMENTS as INDEXER_BWD
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.indexer_loss.spec import ARGUMENTS as INDEXER_LOSS
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
@@ -202,6 +203,11 @@ def _index_loss(arrays: Arrays, options: Options) -> Results:
     return {"loss": Facts(target.shape[:-1], "float32"), "grad_logits": Facts(target.shape, "float32")}
 
 
+def _index_gradients(arrays: Arrays, options: Options) -> Results:
+    k = arrays["k"]
+    return {"dq": arrays["q"], "dk": Facts(k.shape, options["dk_dtype"] or k.dtype), "dweights": arrays["weights"]}
+
+
 def _paged_scores(arrays: Arrays, options: Options) -> Results:
     room = arrays["block_tables"].shape[1] * arrays["k_cache"].shape[1]
     return {"logits": Facts((*arrays["q"].shape[:2], room), "float32")}
@@ -300,7 +306,18 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(BIAS, _dense_bias, replayable=False),
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
     _declaration(INDEXER_TOPK, _selected_keys, varies=True, replayable=False, batching=Batching("q", 3, ("k",))),
-    _declaration(INDEXER_LOSS, _index_loss, batching=Batching("q", 3, ("k",))),
+    _declaration(
+        INDEXER_LOSS,
+        _index_loss,
+        batching=Batching("q", 3, ("k",)),
+        gradient=Gradient(
+            "indexer_bwd",
+            results={"q": "dq", "k": "dk", "weights": "dweights"},
+            scaled={"grad_logits": "loss"},
+            options={"deterministic": False},
+        ),
+    ),
+    _declaration(INDEXER_BWD, _index_gradients, replayable=False, batching=Batching("q", 3, ("k",))),
     _declaration(paged_indexer.LOGITS, _paged_scores),
     _declaration(paged_indexer.ARGUMENTS, _selected_keys, varies=True, replayable=False),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),

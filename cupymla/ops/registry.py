@@ -156,6 +156,11 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(KernelEntry("indexer_loss", "sm_90a"),),
     ),
     OperatorEntry(
+        "indexer_bwd",
+        "lightning indexer: gradients of its training loss",
+        kernels=(KernelEntry("indexer_bwd", "sm_90a"),),
+    ),
+    OperatorEntry(
         "topk",
         "exact, reproducible top-k of each row",
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),

@@ -1,8 +1,8 @@
 """Baselines of installed packages: FlashMLA, cuDNN's front end, DeepGEMM and FlashInfer, through torch.
 
 Each is called as its own documentation shows: `flash_mla.flash_mla_sparse_fwd`, `cudnn.DSA` (the backward, with the
-score recompute where a case asks for the distribution), `deep_gemm.fp8_mqa_logits`, `flashinfer.top_k`. This module has
-run with stand-ins for these packages only, on the CPU.
+score recompute where a case asks for the distribution, and the indexer's backward), `deep_gemm.fp8_mqa_logits`,
+`flashinfer.top_k`. This module has run with stand-ins for these packages only, on the CPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ Make = Callable[[Any, Any, dict[str, Any]], Any]
 """Of the package, a case and its arguments as tensors: `(call, read)`, or None where it cannot run the case."""
 
 _DISTRIBUTIONS = {"cudnn": "nvidia-cudnn-frontend", "flashinfer": "flashinfer-python"}
+_TILE_ENTRIES = 128
+"""cuDNN's indexer backward takes multiples of so many entries."""
 _HEADS = 64
 """FlashMLA takes multiples."""
 
@@ -128,6 +130,56 @@ def cudnn_distribution(cudnn: Any, case: Any, given: dict[str, Any]) -> Any:
     return _recompute(cudnn, case, given) if _plain(case) else None
 
 
+_LEVEL = 64.0
+"""Mass of the target that cuDNN's indexer backward is given."""
+
+
+def _cudnn_index_gradients(in_any_order: bool) -> Make:
+    """cuDNN's indexer backward, which has no order of its sums before Blackwell.
+
+    It makes the gradient of scores itself, (sum of target) * predicted - target, in the place of target. An even target
+    and what it has to predict for that to be grad_logits are given; only a first call finds that target, and results
+    are read of one.
+    """
+
+    def make(cudnn: Any, case: Any, given: dict[str, Any]) -> Any:
+        import torch
+
+        options = dict(case.options)
+        q, k, weights = (given[name][None].bfloat16() for name in ("q", "k", "weights"))
+        has_order = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (10, 0)
+        deterministic = options.pop("deterministic", False)
+        plain = not options and case.dtype == "bf16" and case.batch is None and not case.lengths
+        if not plain or case.topk % _TILE_ENTRIES or in_any_order != (deterministic and not has_order):
+            return None
+        target = torch.full_like(given["grad_logits"], _LEVEL / case.topk)[None]
+        predicted = given["grad_logits"][None] / _LEVEL + 1 / case.topk
+        results = {
+            "d_index_q": torch.empty_like(q),
+            "d_weights": torch.empty_like(weights),
+            "d_index_k": torch.empty_like(k),
+        }
+        chosen = {
+            "grad_loss": torch.ones(1, dtype=torch.float32, device=q.device),
+            "loss_coeff": float(case.queries),  # what they divide by
+            "deterministic": deterministic and has_order,
+        }
+        indices = given["indices"][None]
+
+        def call() -> None:
+            cudnn.DSA.indexer_backward_wrapper(q, weights, k, target, predicted, indices, **chosen, **results)
+
+        def read(result: None) -> dict[str, Any]:
+            target.fill_(_LEVEL / case.topk)
+            call()
+            names = {"dq": "d_index_q", "dk": "d_index_k", "dweights": "d_weights"}
+            return {ours: results[theirs][0] for ours, theirs in names.items()}
+
+        return call, read
+
+    return make
+
+
 def deep_gemm_logits(deep_gemm: Any, case: Any, given: dict[str, Any]) -> Any:
     """DeepGEMM's fp8 logits, with -inf where a key is not seen."""
     import torch
@@ -165,6 +217,10 @@ _MAKERS: Mapping[str, Mapping[str, tuple[str, Make]]] = {
         "cuDNN, not deterministic": ("cudnn", _cudnn_backward(in_any_order=True)),
     },
     "attn_dist": {"cuDNN": ("cudnn", cudnn_distribution)},
+    "indexer_bwd": {
+        "cuDNN": ("cudnn", _cudnn_index_gradients(in_any_order=False)),
+        "cuDNN, not deterministic": ("cudnn", _cudnn_index_gradients(in_any_order=True)),
+    },
     "indexer_logits": {"DeepGEMM": ("deep_gemm", deep_gemm_logits)},
     "topk": {
         "FlashInfer": ("flashinfer", _flashinfer_topk()),

@@ -31,6 +31,7 @@ __all__ = [
     "indexer_logits",
     "indexer_topk",
     "indexer_loss",
+    "indexer_bwd",
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
@@ -385,11 +386,27 @@ def indexer_loss(
     q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any],
     indices: Array | NDArray[Any], target: Array | NDArray[Any], *,
     topk_length: Array | NDArray[Any] | None = None, lse: Array | NDArray[Any] | None = None,
-    causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+    causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
 ) -> tuple[Array, Array]:
     """The KL divergence of the indexer's softmax over selected keys from a target, and its gradient.
 
     `cupymla.indexer_loss` for JAX arrays, traced or not; see there for the arguments.
+
+    Differentiable in q, k, weights.
+
+    `deterministic` is that of `indexer_bwd`, by which the gradient is computed.
+    """
+
+
+def indexer_bwd(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any],
+    grad_logits: Array | NDArray[Any], indices: Array | NDArray[Any], *,
+    topk_length: Array | NDArray[Any] | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+    relu: bool = True, deterministic: bool = False, dk_dtype: Literal['float32'] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
+
+    `cupymla.indexer_bwd` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

@@ -144,7 +144,10 @@ def _differentiable(declaration: Declaration, names: Names, options: Options, gr
     kept = [name for name in declaration.outputs if name in declared(gradient.backward).arrays]
 
     def forward(*primals: Any) -> tuple[Any, Any]:
+        moving = [name for name, primal in zip(names, primals, strict=True) if primal.perturbed]
         arrays = tuple(primal.value for primal in primals)
+        floats = {name for name, a in zip(names, arrays, strict=True) if jnp.issubdtype(a.dtype, jnp.floating)}
+        gradient.require_known(declaration.name, (name for name in moving if name in floats))
         results = first(*arrays)
         made = dict(zip(declaration.outputs, results, strict=True))
         return results, {**dict(zip(names, arrays, strict=True)), **{name: made[name] for name in kept}}
@@ -194,15 +197,16 @@ def _gradients(
 ) -> dict[str, Any]:
     """Gradients by argument, from saved arguments and results; those that are missing are zero."""
     live = {name for name, slope in slopes.items() if not isinstance(slope, jax.custom_derivatives.SymbolicZero)}
-    for name in sorted(live - set(gradient.cotangents)):
+    for name in sorted(live - set(gradient.through)):
         raise UnsupportedError(
             f"{declaration.name}: a gradient through '{name}'",
             "every device",
-            f"gradients through {', '.join(gradient.cotangents)} (pass '{name}' through jax.lax.stop_gradient)",
+            f"gradients through {', '.join(gradient.through)} (pass '{name}' through jax.lax.stop_gradient)",
         )
     if not live:
         return {}
-    known = {**saved, **{gradient.cotangents[name]: slopes[name] for name in live}}
+    known = {**saved, **{argument: slopes[name] for name, argument in gradient.cotangents.items() if name in live}}
+    known |= {name: saved[name] * slopes[by][..., None] for name, by in gradient.scaled.items()}
     backward = declared(gradient.backward)
     given = {name: known[name] for name in backward.arrays if name in known}
     chosen = tuple(declaration.for_backward(backward, options).items())

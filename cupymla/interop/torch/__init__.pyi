@@ -26,6 +26,7 @@ __all__ = [
     "indexer_logits",
     "indexer_topk",
     "indexer_loss",
+    "indexer_bwd",
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
@@ -348,10 +349,26 @@ def indexer_topk(
 def indexer_loss(
     q: Tensor, k: Tensor, weights: Tensor, indices: Tensor, target: Tensor, *, topk_length: Tensor | None = None,
     lse: Tensor | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The KL divergence of the indexer's softmax over selected keys from a target, and its gradient.
 
     `cupymla.indexer_loss` as a torch operator; see there for the arguments.
+
+    Differentiable in q, k, weights.
+
+    `deterministic` is that of `indexer_bwd`, by which the gradient is computed.
+    """
+
+
+def indexer_bwd(
+    q: Tensor, k: Tensor, weights: Tensor, grad_logits: Tensor, indices: Tensor, *,
+    topk_length: Tensor | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+    relu: bool = True, deterministic: bool = False, dk_dtype: Literal['float32'] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
+
+    `cupymla.indexer_bwd` as a torch operator; see there for the arguments.
     """
 
 

@@ -24,9 +24,10 @@ def remember(declaration: Declaration) -> Callable[..., None]:
     def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         ctx.set_materialize_grads(False)
         results = dict(zip(declaration.outputs, output, strict=True))
-        ctx.mark_non_differentiable(*(r for name, r in results.items() if name not in gradient.cotangents))
+        ctx.mark_non_differentiable(*(r for name, r in results.items() if name not in gradient.through))
         arrays = dict(zip(declaration.arrays, inputs, strict=False))
         given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
+        gradient.require_known(declaration.name, (name for name, tensor in given.items() if tensor.requires_grad))
         given |= {name: results[name] for name in wanted}
         ctx.names = tuple(given)
         ctx.options = dict(keyword_only_inputs)
@@ -44,7 +45,10 @@ def backward_of(declaration: Declaration, gradient: Gradient) -> Callable[..., t
         grads: dict[str, Any] = {}
         if live:
             known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-            known |= {gradient.cotangents[name]: slope.contiguous() for name, slope in live.items()}
+            known |= {
+                argument: live[name].contiguous() for name, argument in gradient.cotangents.items() if name in live
+            }
+            known |= {name: known[name] * live[by][..., None] for name, by in gradient.scaled.items()}
             given = {name: known[name] for name in backward.arrays if name in known}
             options = declaration.for_backward(backward, ctx.options)
             made = called(backward, [given.get(name) for name in backward.arrays], options)

@@ -1,0 +1,161 @@
+// The query of a CTA and the keys that it names: copies of both.
+#pragma once
+
+#include "../../common/async_copy.cuh"
+#include "../../common/indexer_score.cuh"
+#include "storage.cuh"
+
+namespace cupymla::indexer_bwd {
+
+struct Query {
+  int32_t batch, query;
+  int32_t entries;     // min(topk, topk_length), not negative
+  int32_t tiles;
+  uint32_t key_limit;  // key s is valid when (uint32_t)s < key_limit
+  const int32_t* indices;
+  const float* gradients;
+
+  __device__ __forceinline__ explicit Query(const Parameters& params)
+      : batch(static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(params.queries))),
+        query(static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.queries))),
+        entries(params.topk),
+        key_limit(static_cast<uint32_t>(params.keys)),
+        indices(params.indices + batch * params.indices_batch + query * params.indices_query),
+        gradients(params.grad_logits + batch * params.grad_logits_batch + query * params.grad_logits_query) {
+    if (params.topk_length != nullptr) {
+      const int32_t length = params.topk_length[batch * params.topk_length_batch + query * params.topk_length_query];
+      entries = max(0, min(entries, length));
+    }
+    // Nobody writes lengths during the launch, so all threads read the same.
+    tiles = (entries + kTileKeys - 1) / kTileKeys;
+    if (params.causal != 0) {
+      key_limit = static_cast<uint32_t>(
+          indexer::causal_end(params.q_start, query, params.k_stride, params.keys));
+    }
+  }
+
+  // The key of an entry, -1 where it is not valid.
+  __device__ __forceinline__ int32_t key_of(int32_t entry) const {
+    const int32_t named = entry < entries ? indices[entry] : -1;
+    return static_cast<uint32_t>(named) < key_limit ? named : -1;
+  }
+};
+
+// 0 for a head that only fills up.
+__device__ __forceinline__ float weight_of(const Parameters& params, const Query& query, int head) {
+  if (head >= params.heads) return 0.0f;
+  const int64_t place =
+      query.batch * params.weights_batch + query.query * params.weights_query + head * params.weights_head;
+  return params.bf16_weights != 0
+             ? __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(params.weights)[place])
+             : reinterpret_cast<const float*>(params.weights)[place];
+}
+
+// Issues copies of a block of heads, and writes their weights; heads that are not there become zeros.
+__device__ __forceinline__ void load_heads(Storage& storage, const Parameters& params, const Query& query,
+                                           int32_t first_head, uint64_t l2_policy) {
+  const Element* rows = params.q + query.batch * params.q_batch + query.query * params.q_query;
+#pragma unroll 4
+  for (int chunk = threadIdx.x; chunk < kHeads * kRowChunks; chunk += kThreads) {
+    const int head = chunk / kRowChunks, part = chunk % kRowChunks;
+    const bool there = first_head + head < params.heads;
+    copy_async_16_or_zero(smem_address(storage.q[part / 8]) + swizzle_128(head, part % 8),
+                          rows + (there ? first_head + head : 0) * params.q_head + part * 8, there, l2_policy);
+  }
+  for (int head = threadIdx.x; head < kHeads; head += kThreads) {
+    storage.weights[head] = weight_of(params, query, first_head + head);
+  }
+}
+
+// A thread's part in gathering tiles of keys. A warp gathers the sixteen keys whose products it gets; lanes l and
+// l + 16 know which is key l of them.
+struct KeyGather {
+  Storage& storage;
+  const Query& query;
+  const Element* rows;  // of this batch entry
+  const int64_t key_stride;
+  const uint64_t l2_policy;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  int32_t id = -1;  // of the entry whose copy comes next
+  float gradient = 0.0f;
+
+  __device__ __forceinline__ KeyGather(Storage& storage, const Parameters& params, const Query& query,
+                                       uint64_t l2_policy)
+      : storage(storage),
+        query(query),
+        rows(params.k + query.batch * params.k_batch),
+        key_stride(params.k_key),
+        l2_policy(l2_policy) {}
+
+  // Reads what a tile's entries are. Nothing past the row is read.
+  __device__ __forceinline__ void look(int32_t tile) {
+    const int32_t entry = tile * kTileKeys + warp * 16 + lane % 16;
+    id = query.key_of(entry);
+    gradient = id >= 0 ? query.gradients[entry] : 0.0f;
+  }
+
+  // Issues the copies of the tile that was looked at, as one group, which is empty behind the last tile.
+  __device__ __forceinline__ void issue(int32_t tile) {
+    if (tile < query.tiles) {
+      const int stage = tile % kStages;
+      if (lane < 16) {
+        storage.ids[stage][warp * 16 + lane] = id;
+        storage.gradients[stage][warp * 16 + lane] = gradient;
+      }
+      constexpr int kRowsAtOnce = 32 / kRowChunks;
+      const int part = lane % kRowChunks;
+      // Of the first row. As kRowsAtOnce is a power of two, the swizzle of a row further on differs by a constant.
+      const uint32_t place = smem_address(storage.keys[stage][part / 8]) +
+                             swizzle_128(warp * 16 + lane / kRowChunks, part % 8);
+#pragma unroll
+      for (int first = 0; first < 16; first += kRowsAtOnce) {
+        const int32_t key = __shfl_sync(0xffffffffu, id, first + lane / kRowChunks);
+        copy_async_16_or_zero((place ^ first % 8 * 16u) + first * kSwizzleRowBytes,
+                              rows + max(key, 0) * key_stride + part * 8, key >= 0, l2_policy);
+      }
+    }
+    stream_copy_commit();
+  }
+
+  // Begins the first tiles; what was copied before belongs to the first group.
+  __device__ __forceinline__ void begin() {
+    look(0);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < kStages - 1; ++tile) {
+      issue(tile);
+      look(tile + 1);
+    }
+  }
+
+  // Waits for a tile, in all threads, and begins the one that takes the stage of the tile before it.
+  __device__ __forceinline__ void next(int32_t tile) {
+    stream_copy_wait<kStages - 2>();
+    fence_async_shared();
+    __syncthreads();
+    issue(tile + kStages - 1);
+    look(tile + kStages);
+  }
+};
+
+struct Larger {
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Plus {
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+// Combines all threads' values, always in the same order. Synchronised before and after.
+template <typename Combine>
+__device__ __forceinline__ float over_block(float (&per_warp)[kThreads / 32], float own, Combine combine) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, step));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) per_warp[threadIdx.x / 32] = own;
+  __syncthreads();
+  float all = per_warp[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / 32; ++warp) all = combine(all, per_warp[warp]);
+  return all;
+}
+
+}  // namespace cupymla::indexer_bwd

@@ -1,0 +1,310 @@
+// Stage `gradients`: a CTA takes one query and goes through its keys, tile by tile, for a block of heads at a time:
+//
+//   z  = K q^T                        64 keys x heads
+//   dweights += gradient relu(z)      in registers: a thread has two keys, two heads of each eight
+//   dk = gradient (w [z > 0]) q       w [z > 0] from registers; rows leave through shared memory, whole, to L2
+//   dq^T += K^T (gradient [z > 0])    gradient [z > 0] from shared memory, a row per head
+//
+// w and the gradient are 16-bit operands, one rounding each; what multiplies a whole row (a key's gradient, a head's w)
+// is applied to fp32 sums. fp16 operands are scaled by a power of two, so that the largest of a query is near 2^14;
+// what is below 2^-38 of it vanishes. storage.cuh has who waits for whom.
+#pragma once
+
+#include "../../common/integer_reduction.cuh"
+#include "../../common/matrix.cuh"
+#include "../../common/memory.cuh"
+#include "../../common/reduction.cuh"
+#include "../../common/registers.cuh"
+#include "fixed_point.cuh"
+#include "gather.cuh"
+#include "products.cuh"
+
+namespace cupymla::indexer_bwd {
+
+constexpr bool kScaled = CUPYMLA_FP16 != 0;  // operands: bf16 has the exponents of fp32
+
+// The power of two that brings a finite number, not negative, near 2^14; 1 for zero.
+__device__ __forceinline__ float operand_scale(float largest) {
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+  return largest > 0.0f ? power_of_two(max(-120, min(120, 14 - exponent))) : 1.0f;
+}
+
+struct Gradients {
+  Storage& storage;
+  const Parameters& params;
+  const Query& query;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  bool occupied = false;      // whether a key of this thread's was valid
+
+  float dq[kColumnTiles][kScores];
+  float dweights[kHeadGroups][2];
+
+  __device__ __forceinline__ void run() {
+    float largest = 0.0f;
+    if constexpr (kScaled) {
+      for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
+        const float gradient = query.key_of(entry) >= 0 ? fabsf(query.gradients[entry]) : 0.0f;
+        if (is_finite(gradient)) largest = fmaxf(largest, gradient);
+      }
+      largest = over_block(storage.per_warp, largest, Larger{});
+    }
+    if (threadIdx.x == 0) storage.gradient_scale = operand_scale(largest);  // which the weights' barrier shows to all
+#pragma unroll 1
+    for (int32_t first_head = 0; first_head < params.heads; first_head += kHeads) take_heads(first_head);
+  }
+
+ private:
+  __device__ __forceinline__ void take_heads(int32_t first_head) {
+    const uint64_t l2_policy = l2_policy_evict_last();
+    KeyGather gather(storage, params, query, l2_policy);
+    load_heads(storage, params, query, first_head, l2_policy);
+    gather.begin();
+    __syncthreads();  // weights are there
+    pack_weights();   // which the first tile's barrier shows to all
+#pragma unroll
+    for (int tile = 0; tile < kColumnTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) dq[tile][i] = 0.0f;
+    }
+#pragma unroll
+    for (int group = 0; group < kHeadGroups; ++group) dweights[group][0] = dweights[group][1] = 0.0f;
+
+#pragma unroll 1
+    for (int32_t tile = 0; tile < query.tiles; ++tile) {
+      gather.next(tile);
+      take_tile(tile % kStages);
+    }
+    stream_copy_wait<0>();
+    store_dweights(first_head);
+    store_dq(first_head);
+    __syncthreads();  // what was in shared memory has been read
+  }
+
+  __device__ __forceinline__ void pack_weights() {
+    float largest = 0.0f;
+    if constexpr (kScaled) {
+      for (int head = 0; head < kHeads; ++head) {
+        const float weight = fabsf(storage.weights[head]);
+        if (is_finite(weight)) largest = fmaxf(largest, weight);
+      }
+    }
+    const float scale = operand_scale(largest);
+    if (threadIdx.x == 0) storage.weights_unit = 1.0f / scale;
+    for (int pair = threadIdx.x; pair < kHeads / 2; pair += kThreads) {
+      const float2 two = *reinterpret_cast<const float2*>(storage.weights + pair * 2);
+      storage.weight_pairs[pair] = pack_pair<Element>(two.x * scale, two.y * scale);
+    }
+  }
+
+  __device__ __forceinline__ void take_tile(int stage) {
+    int unit = 0;
+    if constexpr (kDeterministic) {
+      const int32_t key = storage.ids[stage][warp * 16 + lane % 16];
+      if (key >= 0) unit = unit_log2(params.bounds[first_row() + key], params.adds_log2);
+    }
+    uint32_t active_weights[kHeads / 16][4];
+    {
+      float products[kScores];
+      multiply_keys(products, storage, stage);
+      activate(products, active_weights, stage);
+    }
+    fence_async_shared();
+    __syncthreads();
+
+    float dk[kD / 2];
+    issue_dk(dk, active_weights);
+    issue_dq(stage);
+    sm90::wgmma_wait<1>();
+    sm90::warpgroup_fence_operand(dk);
+    send_dk(dk, stage, unit);
+    sm90::wgmma_wait<0>();
+#pragma unroll
+    for (int tile = 0; tile < kColumnTiles; ++tile) sm90::warpgroup_fence_operand(dq[tile]);
+  }
+
+  // From the products of this thread's keys with its heads: dweights, and both operands.
+  __device__ __forceinline__ void activate(const float (&products)[kScores],
+                                           uint32_t (&active_weights)[kHeads / 16][4], int stage) {
+    const float floor = params.relu != 0 ? 0.0f : negative_infinity();
+    const bool always = params.relu == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = warp * 16 + half * 8 + lane / 4;
+      const float gradient = storage.gradients[stage][key];
+      const bool valid = storage.ids[stage][key] >= 0;
+      occupied |= valid;
+      const float scaled = kScaled ? gradient * storage.gradient_scale : gradient;
+      const uint32_t operand = pack_pair<Element>(scaled, scaled);
+      // Of head lane / 4; eight heads on, the pattern is the same.
+      uint8_t* place = storage.active + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
+#pragma unroll
+      for (int group = 0; group < kHeadGroups; ++group) {
+        const float first = products[group * 4 + half * 2], second = products[group * 4 + half * 2 + 1];
+        const uint32_t mask =
+            (always || first > 0.0f ? 0x0000ffffu : 0u) | (always || second > 0.0f ? 0xffff0000u : 0u);
+        if (valid) {
+          dweights[group][0] = fmaf(gradient, max_nan(first, floor), dweights[group][0]);
+          dweights[group][1] = fmaf(gradient, max_nan(second, floor), dweights[group][1]);
+        }
+        active_weights[group / 2][group % 2 * 2 + half] = storage.weight_pairs[group * 4 + lane % 4] & mask;
+        // Rows are heads behind this, columns keys.
+        *reinterpret_cast<uint32_t*>(place + group * kSwizzleAtomBytes) = transpose_matrix(operand & mask);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void issue_dk(float (&dk)[kD / 2], uint32_t (&active_weights)[kHeads / 16][4]) const {
+    const uint64_t heads = sm90::mn_major_descriptor(uniform_address(storage.q[0]), kHeadColumnBytes);
+    sm90::warpgroup_discard_operand(dk);
+    // Operands are in their registers in front of the first product.
+#pragma unroll
+    for (int step = 0; step < kHeads / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) make_opaque(active_weights[step][i]);
+    }
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kHeads / 16; ++step) {
+      sm90::mma<Products<Element, kD>::FromRegisters>(
+          dk, active_weights[step], sm90::descriptor_advance(heads, step * 2 * kSwizzleAtomBytes), step == 0);
+    }
+    sm90::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_dq(int stage) {
+    const uint64_t active = sm90::k_major_descriptor(uniform_address(storage.active));
+    const uint64_t keys = sm90::mn_major_descriptor(uniform_address(storage.keys[stage][0]), kKeyColumnBytes);
+#pragma unroll
+    for (int tile = 0; tile < kColumnTiles; ++tile) {
+      sm90::warpgroup_fence_operand(dq[tile]);
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+        sm90::mma<Products<Element, kHeads>::Transposed>(
+            dq[tile], sm90::descriptor_advance(keys, tile * kKeyColumnBytes + step * 2 * kSwizzleAtomBytes),
+            sm90::descriptor_advance(active, step * 32));
+      }
+    }
+    sm90::wgmma_commit();
+  }
+
+  // Of this batch entry, among rows of sums.
+  __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(query.batch) * params.keys; }
+
+  // Adds a warp's rows to those of its keys. `unit`: of the key that the lane knows, where sums are integers.
+  __device__ __forceinline__ void send_dk(const float (&dk)[kD / 2], int stage, int unit) {
+    auto& rows = storage.dk[warp];
+    __syncwarp();  // the last tile's rows have been read
+#pragma unroll
+    for (int group = 0; group < kD / 8; ++group) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<float2*>(&rows[half * 8 + lane / 4][group * 8 + lane % 4 * 2]) =
+            make_float2(dk[group * 4 + half * 2], dk[group * 4 + half * 2 + 1]);
+      }
+    }
+    __syncwarp();
+    const int32_t* ids = storage.ids[stage] + warp * 16;
+    const float* gradients = storage.gradients[stage] + warp * 16;
+    if constexpr (kDeterministic) {
+#pragma unroll 1
+      for (int row = 0; row < 16; ++row) {
+        const int row_unit = __shfl_sync(0xffffffffu, unit, row);
+        if (ids[row] >= 0) add_units(rows[row], first_row() + ids[row], gradients[row], row_unit);
+      }
+    } else {
+      constexpr int kLanes = kD / 4;  // of a row
+      constexpr int kRowsAtOnce = 32 / kLanes;
+      const int channel = lane % kLanes * 4;
+#pragma unroll 4
+      for (int first = 0; first < 16; first += kRowsAtOnce) {
+        const int row = first + lane / kLanes;
+        const int32_t key = ids[row];
+        const float gradient = gradients[row];
+        const float4 four = *reinterpret_cast<const float4*>(&rows[row][channel]);
+        const float values[4] = {of_entry(four.x, gradient), of_entry(four.y, gradient), of_entry(four.z, gradient),
+                                 of_entry(four.w, gradient)};
+        float* sums = reinterpret_cast<float*>(params.sums) + (first_row() + key) * kD + channel;
+        if (key >= 0) reduce_add_float4(sums, values);
+      }
+    }
+  }
+
+  // A channel of what an entry adds to its key's row.
+  __device__ __forceinline__ float of_entry(float sum, float gradient) const {
+    return (kScaled ? sum * storage.weights_unit : sum) * gradient;
+  }
+
+  __device__ __forceinline__ void add_units(const float* channels, int64_t row, float gradient, int unit) const {
+    const ToUnits to_units(unit);
+#pragma unroll
+    for (int first = 0; first < kD; first += 32) {
+      const float value = of_entry(channels[first + lane], gradient);
+      const int64_t element = row * kD + first + lane;
+      if (is_finite(value)) {
+        reduce_add_int64(reinterpret_cast<int64_t*>(params.sums) + element, to_units(value));
+      } else {
+        uint32_t* words = params.non_finite + element / 32 * 2;
+        if (!(value < 0.0f)) reduce_or(words, 1u << lane);
+        if (!(value > 0.0f)) reduce_or(words + 1, 1u << lane);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_dweights(int32_t first_head) {
+#pragma unroll
+    for (int group = 0; group < kHeadGroups; ++group) {
+#pragma unroll
+      for (int head = 0; head < 2; ++head) {
+        float sum = dweights[group][head];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane < 4) storage.dweights[warp][group * 8 + lane * 2 + head] = sum;
+      }
+    }
+    // Of a row without a valid entry dq is 0, whatever the weights are.
+    occupied = __syncthreads_or(static_cast<int>(occupied)) != 0;
+    const int head = static_cast<int>(threadIdx.x);
+    if (head >= kHeads || first_head + head >= params.heads) return;
+    const float sum = (storage.dweights[0][head] + storage.dweights[1][head]) +
+                      (storage.dweights[2][head] + storage.dweights[3][head]);
+    const int64_t place = query.batch * params.dweights_batch + query.query * params.dweights_query +
+                          (first_head + head) * params.dweights_head;
+    if (params.bf16_weights != 0) {
+      reinterpret_cast<__nv_bfloat16*>(params.dweights)[place] = __float2bfloat16_rn(sum);
+    } else {
+      reinterpret_cast<float*>(params.dweights)[place] = sum;
+    }
+  }
+
+  // Through shared memory, from rows that are channels to rows that are heads, in the place of rows of dk, which have
+  // been read: a barrier of all threads is in front of this.
+  __device__ __forceinline__ void store_dq(int32_t first_head) {
+    constexpr int kRow = kD + 8;
+    Element* rows = reinterpret_cast<Element*>(storage.dk);
+    const float unit = 1.0f / storage.gradient_scale;
+#pragma unroll
+    for (int group = 0; group < kHeadGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int head = group * 8 + lane % 4 * 2 + i % 2;
+        const float factor = occupied ? storage.weights[head] : 0.0f;
+#pragma unroll
+        for (int tile = 0; tile < kColumnTiles; ++tile) {
+          const int channel = tile * 64 + warp * 16 + i / 2 * 8 + lane / 4;
+          rows[head * kRow + channel] = static_cast<Element>(dq[tile][group * 4 + i] * unit * factor);
+        }
+      }
+    }
+    __syncthreads();
+    Element* to = params.dq + query.batch * params.dq_batch + query.query * params.dq_query;
+#pragma unroll 4
+    for (int chunk = threadIdx.x; chunk < kHeads * kRowChunks; chunk += kThreads) {
+      const int head = chunk / kRowChunks, part = chunk % kRowChunks;
+      if (first_head + head >= params.heads) continue;
+      const uint4 words = *reinterpret_cast<const uint4*>(rows + head * kRow + part * 8);
+      store_uint4(reinterpret_cast<uint8_t*>(to + (first_head + head) * params.dq_head + part * 8), words);
+    }
+  }
+};
+
+}  // namespace cupymla::indexer_bwd

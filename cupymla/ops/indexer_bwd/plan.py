@@ -1,0 +1,187 @@
+"""Which kernels serve a problem, and where they work. Pure: no array, no driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from ..indexer_validation import CHANNELS
+from .spec import DTYPES, OPERATOR, Problem
+
+SOURCE = "indexer_bwd/sm90/indexer_bwd.cu"
+TARGETS = ("sm_90a",)
+
+STAGES = ("zero", "bound", "gradients", "round")
+"""Launches of a call, in order; `Stage` in indexer_bwd.cu has the same. `bound` is for deterministic sums alone."""
+
+HEADS = (16, 32, 64)
+"""Heads of a block with those that fill it up; more heads come in several blocks."""
+
+AHEAD = tuple((128, heads, deterministic) for heads in HEADS for deterministic in (False, True))
+"""Variants of bf16 that are compiled ahead of use: channels, heads, deterministic."""
+
+_CHUNK_BYTES = 16
+_ROW_THREADS = 256
+_MOST_ROW_CTAS = 1056
+"""Of the stages that go through rows: eight for each multiprocessor of a Hopper GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where parts of the workspace begin, in bytes; None for those that there are not.
+
+    Attributes:
+        sums: of dk.
+        bounds: of what an entry adds to a key.
+        non_finite: bits of what was added that is not finite.
+        bytes: of it all, a multiple of 16.
+    """
+
+    sums: int
+    bounds: int | None
+    non_finite: int | None
+    bytes: int
+
+
+def workspace(problem: Problem) -> Workspace:
+    """The workspace of a problem."""
+    keys = problem.batch * problem.keys
+    elements = keys * problem.channels
+    if not problem.options.deterministic:
+        return Workspace(0, None, None, elements * 4)
+    bounds = elements * 8
+    non_finite = bounds + _whole(keys * 4)
+    return Workspace(0, bounds, non_finite, non_finite + _whole(elements // 32 * 2 * 4))
+
+
+def workspace_limit(problem: Problem) -> int:
+    """Bytes of workspace that a call needs, on every GPU."""
+    return workspace(problem).bytes
+
+
+def _whole(size: int) -> int:
+    """Bytes up to a chunk's end."""
+    return -(-size // _CHUNK_BYTES) * _CHUNK_BYTES
+
+
+def adds_log2(problem: Problem) -> int:
+    """The least n such that no key is named more than 2**n times."""
+    return (max(1, problem.queries * problem.topk) - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch.
+
+    Attributes:
+        source: the kernel.
+        ctas: how many.
+    """
+
+    source: KernelSource
+    ctas: int
+
+
+def launches(problem: Problem, arch: Arch) -> tuple[Launch, ...]:
+    """What a call launches, in order. Raises UnsupportedError when the architecture has no kernel."""
+    rows = problem.batch * problem.queries
+    ctas = {
+        "zero": _row_ctas(workspace(problem).bytes // _CHUNK_BYTES),
+        "bound": rows if problem.options.deterministic and problem.keys and problem.topk else 0,
+        "gradients": rows,
+        "round": _row_ctas(problem.batch * problem.keys * problem.channels // 4),
+    }
+    heads = next((heads for heads in HEADS if problem.heads <= heads), HEADS[-1])
+    return tuple(
+        Launch(
+            variant(
+                arch,
+                stage=stage,
+                dtype=problem.dtype,
+                channels=problem.channels,
+                heads=heads,
+                deterministic=problem.options.deterministic,
+            ),
+            ctas[stage],
+        )
+        for stage in STAGES
+        if ctas[stage]
+    )
+
+
+def _row_ctas(chunks: int) -> int:
+    return min(-(-chunks // _ROW_THREADS), _MOST_ROW_CTAS)
+
+
+def variant(
+    arch: Arch,
+    *,
+    stage: str = "gradients",
+    dtype: str = "bfloat16",
+    channels: int = 128,
+    heads: int = 64,
+    deterministic: bool = False,
+) -> KernelSource:
+    """A kernel variant.
+
+    Args:
+        arch: the target.
+        stage: one of `STAGES`.
+        dtype: of q and k. Only the bounds and the gradients depend on it.
+        channels: 64 or 128. The zeros do not depend on it.
+        heads: of a block, with those that only fill up: 16, 32 or 64. Only the gradients depend on it.
+        deterministic: whether sums are of integers. The bounds always are for such, and zeros are the same for all.
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.name not in TARGETS:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if type(stage) is not str or stage not in STAGES:
+        raise InputError("stage", " or ".join(map(repr, STAGES)), shown(stage), OPERATOR)
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise InputError("dtype", " or ".join(map(repr, DTYPES)), shown(dtype), OPERATOR)
+    if type(channels) is not int or channels not in CHANNELS:
+        raise InputError("channels", "64 or 128", shown(channels), OPERATOR)
+    if type(heads) is not int or heads not in HEADS:
+        raise InputError("heads", "16, 32 or 64", shown(heads), OPERATOR)
+    if type(deterministic) is not bool:
+        raise InputError("deterministic", "True or False", shown(deterministic), OPERATOR)
+    defines = (
+        ("CUPYMLA_STAGE", STAGES.index(stage)),
+        ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("bound", "gradients"))),
+        ("CUPYMLA_D", 64 if stage == "zero" else channels),
+        ("CUPYMLA_HEADS", heads if stage == "gradients" else HEADS[0]),
+        ("CUPYMLA_DETERMINISTIC", int(stage == "bound" or (deterministic and stage != "zero"))),
+    )
+    return KernelSource(SOURCE, OPERATOR, defines, arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """The kernel variants that are compiled ahead of use, of one target or of all."""
+    made = (
+        variant(arches.named(name), stage=stage, channels=channels, heads=heads, deterministic=deterministic)
+        for name in TARGETS
+        if arch_name in (None, name)
+        for stage in STAGES
+        for channels, heads, deterministic in AHEAD
+    )
+    return tuple(dict.fromkeys(made))
+
+
+def variants() -> tuple[KernelSource, ...]:
+    """Every kernel variant that a call may want."""
+    made = (
+        variant(
+            arches.named(name), stage=stage, dtype=dtype, channels=channels, heads=heads, deterministic=deterministic
+        )
+        for name in TARGETS
+        for stage in STAGES
+        for dtype in DTYPES
+        for channels in CHANNELS
+        for heads in HEADS
+        for deterministic in (False, True)
+    )
+    return tuple(dict.fromkeys(made))
