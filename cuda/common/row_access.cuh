@@ -1,6 +1,5 @@
-// Access to rows that are read once and go through registers into shared memory: loads past L1, stores of 16 bytes, and
-// prefetches of whole rows (PTX ISA, "ld", "st", "cp.async.bulk.prefetch.L2"), and arithmetic on pairs of bf16
-// (PTX ISA, "mul", "fma", sm_90).
+// Access to rows that are read once and go through registers into shared memory: loads past L1 and stores of 16 bytes
+// (PTX ISA, "ld", "st"), and arithmetic on pairs of bf16 (PTX ISA, "mul", "fma", sm_90).
 #pragma once
 
 #include "types.cuh"
@@ -18,13 +17,6 @@ __device__ __forceinline__ void load_row_16(uint32_t (&words)[4], const uint8_t*
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "l"(from)
                : "memory");
-}
-
-// Brings kBytes into L2, a multiple of 16; so is the address.
-template <uint32_t kBytes>
-__device__ __forceinline__ void prefetch_row(uint64_t address) {
-  static_assert(kBytes % 16 == 0);
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kBytes));
 }
 
 // Addresses as `smem_address` gives them.

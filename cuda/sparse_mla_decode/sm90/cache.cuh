@@ -32,34 +32,47 @@ struct CacheFormat {
 };
 
 // A selected row, as a lane knows it that looked for it.
-template <typename Cache>
 struct Row {
   const uint8_t* data;  // of a row that is not valid, of any
-  uint32_t scales[Cache::kScaleWords + 1];
+  int64_t scales_at;    // of one that is valid, its scales, in bytes behind `data`
   bool valid;
 };
 
 template <typename Cache>
-__device__ __forceinline__ Row<Cache> find_row(const Source& source, int32_t slot, const uint8_t* any_row) {
-  Row<Cache> row;
+__device__ __forceinline__ Row find_row(const Source& source, int32_t slot, const uint8_t* any_row) {
+  Row row;
   row.valid = static_cast<uint32_t>(slot) < source.slots;
   row.data = any_row;
-#pragma unroll
-  for (uint32_t& word : row.scales) word = 0;
+  row.scales_at = 512;  // kV32Fp8
   if (!row.valid) return row;
   const uint32_t block = static_cast<uint32_t>(slot) / source.page;
   const uint32_t place = static_cast<uint32_t>(slot) - block * source.page;
   const uint8_t* begin = source.cache + static_cast<int64_t>(block) * source.block_bytes;
   row.data = begin + static_cast<int64_t>(place) * Cache::kRowBytes;
-  if constexpr (Cache::kFormat == kV32Fp8) {
-    const uint4 scales = __ldg(reinterpret_cast<const uint4*>(row.data + 512));
-    row.scales[0] = scales.x, row.scales[1] = scales.y, row.scales[2] = scales.z, row.scales[3] = scales.w;
-  } else if constexpr (Cache::kFormat == kV4Fp8) {
-    const uint8_t* exponents = begin + static_cast<int64_t>(source.page) * Cache::kRowBytes + 8 * int64_t{place};
-    const uint2 scales = __ldg(reinterpret_cast<const uint2*>(exponents));
-    row.scales[0] = scales.x, row.scales[1] = scales.y;
+  // Behind the rows of a page, eight bytes of each.
+  if constexpr (Cache::kFormat == kV4Fp8) {
+    row.scales_at = static_cast<int64_t>(source.page - place) * Cache::kRowBytes + 8 * int64_t{place};
   }
   return row;
 }
+
+template <typename Cache>
+struct Scales {
+  uint32_t of[Cache::kScaleWords + 1];
+
+  // Zeros of a row that is not valid: nothing else times zero is sure to be zero.
+  __device__ __forceinline__ void load(const Row& row) {
+#pragma unroll
+    for (uint32_t& word : of) word = 0;
+    if (!row.valid) return;
+    if constexpr (Cache::kFormat == kV32Fp8) {
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(row.data + row.scales_at));
+      of[0] = words.x, of[1] = words.y, of[2] = words.z, of[3] = words.w;
+    } else if constexpr (Cache::kFormat == kV4Fp8) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(row.data + row.scales_at));
+      of[0] = words.x, of[1] = words.y;
+    }
+  }
+};
 
 }  // namespace cupymla::sparse_mla_decode

@@ -46,7 +46,8 @@ __device__ __forceinline__ void read_entries(const Parameters& params, const spa
   }
 }
 
-// By producer threads, before that barrier: asks L2 for the first indices that this CTA will want if all entries count.
+// By producer threads, before that barrier: asks L2 for the indices that this CTA will want if all entries count, of
+// its first source and up to 4096 of them.
 __device__ __forceinline__ void prefetch_indices(const Parameters& params, const sparse_mla_fwd::Query& query,
                                                  uint32_t part, uint32_t parts) {
   constexpr int kLineEntries = 32;
@@ -55,7 +56,8 @@ __device__ __forceinline__ void prefetch_indices(const Parameters& params, const
   const Source& source = params.sources[is_second];
   const int32_t entry = (all.begin - (is_second ? all.first_blocks : 0)) * kTileKeys +
                         static_cast<int32_t>(threadIdx.x % 128) * kLineEntries;
-  if (threadIdx.x % 128 < 8 && entry < source.topk) {
+  const int32_t own = (all.end - all.begin) * kTileKeys;
+  if (static_cast<int32_t>(threadIdx.x % 128) * kLineEntries < own && entry < source.topk) {
     prefetch_l2(source.indices + query.batch * source.indices_batch + query.query * source.indices_query + entry);
   }
 }
@@ -110,16 +112,25 @@ struct Producer {
   }
 
   // And its row, which is asked for from L2 already.
-  __device__ __forceinline__ Row<Cache> row_of(int32_t block, int32_t slot) const {
-    const Row<Cache> row = find_row<Cache>(params.sources[block >= entries.first_blocks], slot, any_row);
-    if (!kCopies && row.valid && lane < kWarpKeys) prefetch(row.data);
+  __device__ __forceinline__ Row row_of(int32_t block, int32_t slot) const {
+    const Row row = find_row<Cache>(params.sources[block >= entries.first_blocks], slot, any_row);
+    if (!kCopies && row.valid) prefetch(row);
     return row;
   }
 
-  // A row's lines in advance, so that the loads of its channels, few at a time, wait for L2 alone.
-  static __device__ __forceinline__ void prefetch(const uint8_t* row) {
-    constexpr uint32_t kBytes = (Cache::kRowBytes + (Cache::kHas16ByteRows ? 0 : 8)) / 16 * 16;
-    prefetch_row<kBytes>(reinterpret_cast<uint64_t>(row) & ~15ull);
+  // A row's lines in advance, so that the loads of its channels, few at a time, wait for L2 alone. Two lanes know a row
+  // and take its lines in turn. A bulk prefetch would be one instruction for each row, one row after the other.
+  __device__ __forceinline__ void prefetch(const Row& row) const {
+    constexpr uint32_t kLine = 128;
+    constexpr int kLines = (Cache::kRowBytes + kLine - 1) / kLine + 1;  // wherever it begins
+    const uint32_t half = lane / kWarpKeys;
+    const uint8_t* line = row.data - reinterpret_cast<uint64_t>(row.data) % kLine;
+#pragma unroll
+    for (uint32_t i = 0; i < kLines; i += 2) {
+      const uint8_t* own = line + (i + half) * kLine;
+      if (own < row.data + Cache::kRowBytes) prefetch_l2(own);
+    }
+    if (Cache::kFormat == kV4Fp8 && half == 1) prefetch_l2(row.data + row.scales_at);
   }
 
   // The entry of a pass that this lane loads of.
@@ -129,7 +140,7 @@ struct Producer {
     const uint8_t* data[kPasses];
   };
 
-  __device__ __forceinline__ Places places_of(const Row<Cache>& row) const {
+  __device__ __forceinline__ Places places_of(const Row& row) const {
     Places places;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -160,11 +171,11 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ float scale_of(const Row<Cache>& row, int pass, int tile) const {
+  __device__ __forceinline__ float scale_of(const Scales<Cache>& scales, int pass, int tile) const {
     if constexpr (Cache::kFormat == kV32Fp8) {
-      return __uint_as_float(__shfl_sync(0xffffffffu, row.scales[tile / Cache::kScaleTiles], entry_of(pass)));
+      return __uint_as_float(__shfl_sync(0xffffffffu, scales.of[tile / Cache::kScaleTiles], entry_of(pass)));
     } else {
-      const uint32_t word = __shfl_sync(0xffffffffu, row.scales[tile / 4], entry_of(pass));
+      const uint32_t word = __shfl_sync(0xffffffffu, scales.of[tile / 4], entry_of(pass));
       return power_of_exponent(word >> tile % 4 * 8 & 0xffu);
     }
   }
@@ -180,7 +191,7 @@ struct Producer {
 
   // Writes the tiles of a step into the block; `tiles` is the address of its first one, `valid_lanes` have a bit for
   // each of the warp's entries. What is not valid becomes zero.
-  __device__ __forceinline__ void convert(const Words& words, const Row<Cache>& row, uint32_t valid_lanes,
+  __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales, uint32_t valid_lanes,
                                           const uint32_t (&destination)[2], uint32_t tiles, int step) const {
     const int tile = tile_of(step);
     uint32_t nan = 0;
@@ -193,7 +204,7 @@ struct Producer {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (tile + i >= Cache::kCodeTiles) break;
-          const Decoder<Element, Cache::kPowersOfTwo> decoder(scale_of(row, pass, tile + i));
+          const Decoder<Element, Cache::kPowersOfTwo> decoder(scale_of(scales, pass, tile + i));
           const uint32_t low = own[2 * i] & mask, high = own[2 * i + 1] & mask;
           store_shared_16(to + i * Config::kTileBytes, decoder(low, high));
           if constexpr (!decltype(decoder)::kKeepsNan) {
@@ -261,11 +272,14 @@ struct Producer {
   }
 
   // A block of rows that are converted. While a step is, the next one's loads are under way, of the next block's first
-  // step at last: `places` are that block's afterwards.
-  template <typename Buffer>
-  __device__ __forceinline__ void convert_block(Words& words, Places& places, const Row<Cache>& row,
-                                                const Row<Cache>& next, uint32_t valid_lanes,
-                                                const Buffer& buffer) const {
+  // step at last: `places` and `scales` are that block's afterwards. The last step is of bf16, which have no scales.
+  // `look_ahead` loads what a later block wants. ptxas waits for all loads where it waits for one, so none may be
+  // issued just before a step ends: a latency of DRAM would be in every block.
+  template <typename Buffer, typename LookAhead>
+  __device__ __forceinline__ void convert_block(Words& words, Places& places, Scales<Cache>& scales, const Row& next,
+                                                uint32_t valid_lanes, const Buffer& buffer,
+                                                LookAhead&& look_ahead) const {
+    static_assert(kCopies || kSteps > kCodeSteps);
     uint32_t destination[2];
     destinations(destination);
 #pragma unroll
@@ -276,6 +290,8 @@ struct Producer {
       } else {
         places = places_of(next);
         load(following, places, 0);
+        scales.load(next);
+        look_ahead();
       }
       // Or ptxas puts these loads off until this step's registers are free, as it may into fp16, which takes more.
       if constexpr (is_same_v<Element, __nv_bfloat16>) __syncwarp();
@@ -285,7 +301,7 @@ struct Producer {
         if (Config::part_begin(part) == tile) enter(part, buffer);
       }
       const uint32_t tiles = smem_address(storage.k[buffer.stage(0)][tile]);
-      convert(words, row, valid_lanes, destination, tiles, step);
+      convert(words, scales, valid_lanes, destination, tiles, step);
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
         if (Config::part_begin(part + 1) != end) continue;
@@ -303,21 +319,28 @@ struct Producer {
   __device__ __forceinline__ void run(State state) {
     if (entries.begin >= entries.end) return;
     int32_t slots[2] = {slot_of(entries.begin), slot_of(entries.begin + 1)};
-    Row<Cache> row = row_of(entries.begin, slots[0]);
-    Row<Cache> next = row_of(entries.begin + 1, slots[1]);
+    Row row = row_of(entries.begin, slots[0]);
+    Row next = row_of(entries.begin + 1, slots[1]);
     int32_t slot = slot_of(entries.begin + 2);
     Places places = places_of(row);
     Words words;
-    if constexpr (!kCopies) load(words, places, 0);
+    Scales<Cache> scales;
+    if constexpr (!kCopies) {
+      load(words, places, 0);
+      scales.load(row);
+    }
     Phases phases;
     for (int32_t block = entries.begin; block < entries.end; ++block) {
       const uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
+      int32_t later_slot;
+      const auto look_ahead = [&] { later_slot = slot_of(block + 3); };
       const auto fill = [&](const auto& buffer) {
         if constexpr (kCopies) {
           copy_block(places, valid_lanes, buffer);
           places = places_of(next);
+          look_ahead();
         } else {
-          convert_block(words, places, row, next, valid_lanes, buffer);
+          convert_block(words, places, scales, next, valid_lanes, buffer, look_ahead);
         }
       };
       if constexpr (Config::kSmallHead) {
@@ -330,7 +353,7 @@ struct Producer {
       }
       row = next;
       next = row_of(block + 2, slot);
-      slot = slot_of(block + 3);
+      slot = later_slot;
     }
   }
 };
