@@ -26,8 +26,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& w
                : "memory");
 }
 
-__device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t bits) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(bits) : "memory");
+// Bytes of a word as the four places of kSelector say; with 8 added, the byte's sign in all of its bits (PTX ISA, "prmt").
+template <uint32_t kSelector>
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t word) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(bytes) : "r"(word), "n"(kSelector));
+  return bytes;
 }
 
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {

@@ -10,6 +10,7 @@
 // A row becomes tiles of 64 channels. A lane takes eight channels of a tile: eight bytes of codes, or 16 of bf16.
 #pragma once
 
+#include "convert.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -25,7 +26,7 @@ struct CacheFormat {
   static constexpr int kRowBytes = kFormat == kV32Fp8 ? 656 : kFormat == kV4Fp8 ? 576 : kDQk * 2;
   static constexpr int kWideBegin = kFormat == kV32Fp8 ? 528 : kFormat == kV4Fp8 ? 448 : 0;  // where bf16 begin
   static constexpr int kScaleWords = kFormat == kV32Fp8 ? 4 : kFormat == kV4Fp8 ? 2 : 0;
-  static constexpr int kScaleTiles = kFormat == kV32Fp8 ? 2 : 1;  // that share a scale
+  static constexpr int kWordTiles = kFormat == kV32Fp8 ? 2 : 4;  // whose scales are in one of these words
   static constexpr bool kPowersOfTwo = kFormat == kV4Fp8;
   static constexpr bool kHas16ByteRows = kFormat != kV4Fp8;  // else multiples of 8
   static_assert(kFormat == kBf16 || kCodeTiles + 1 == kTiles);
@@ -72,6 +73,21 @@ struct Scales {
       const uint2 words = __ldg(reinterpret_cast<const uint2*>(row.data + row.scales_at));
       of[0] = words.x, of[1] = words.y;
     }
+  }
+
+  // fp32 into what `FoldedScale` takes. Returns whether all scales can be folded.
+  __device__ __forceinline__ bool fold() {
+    bool fits = true;
+#pragma unroll
+    for (int i = 0; i < Cache::kScaleWords; ++i) {
+      if constexpr (Cache::kPowersOfTwo) {
+        fits = fits && FoldedPower::fit(i == 0 ? of[i] : of[i] & 0xffffffu);
+      } else {
+        fits = fits && FoldedScale::fits(__uint_as_float(of[i]));
+        of[i] = FoldedScale::of(__uint_as_float(of[i]));
+      }
+    }
+    return fits;
   }
 };
 

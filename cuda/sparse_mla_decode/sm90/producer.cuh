@@ -67,20 +67,27 @@ struct Producer {
   using Storage = sparse_mla_fwd::Storage<Config>;
   using State = sparse_mla_fwd::PipelineState<Config>;
   static constexpr bool kCopies = Cache::kFormat == kBf16 && is_same_v<Element, __nv_bfloat16>;
+  static constexpr bool kFolds = Cache::kCodeTiles > 0 && is_same_v<Element, __nv_bfloat16>;
   static constexpr int kWarpKeys = 16;
   static constexpr int kPasses = 4;
   static constexpr int kLastPart = Config::kParts - 1;
 
-  // Tiles that are in registers at a time: two of codes, or one of bf16.
-  static constexpr int kCodeSteps = (Cache::kCodeTiles + 1) / 2;
-  static constexpr int kSteps = kCodeSteps + Cache::kTiles - Cache::kCodeTiles;
+  // What is loaded at a time: a tile of codes, or half of the warp's entries of a tile of bf16.
+  static constexpr int kSteps = Cache::kCodeTiles + 2 * (Cache::kTiles - Cache::kCodeTiles);
+  // Steps that are loaded ahead of the one that is converted.
+  static constexpr int kAhead = 3;
+  static __device__ __forceinline__ constexpr bool is_code(int step) { return step < Cache::kCodeTiles; }
   static __device__ __forceinline__ constexpr int tile_of(int step) {
-    return step < kCodeSteps ? 2 * step : step - kCodeSteps + Cache::kCodeTiles;
+    return is_code(step) ? step : Cache::kCodeTiles + (step - Cache::kCodeTiles) / 2;
   }
+  static __device__ __forceinline__ constexpr int first_pass(int step) {
+    return is_code(step) ? 0 : (step - Cache::kCodeTiles) % 2 * 2;
+  }
+  static_assert(kAhead < kSteps);
 
-  // Of a step and pass what this lane loads: eight bytes of each of two tiles, or 16 of one.
+  // Of a step what this lane loads: eight bytes of each pass, or 16 of each of two passes.
   struct Words {
-    uint32_t of[kPasses][4];
+    uint32_t of[8];
   };
 
   Storage& storage;
@@ -152,78 +159,109 @@ struct Producer {
 
   __device__ __forceinline__ void load(Words& words, const Places& places, int step) const {
     const int tile = tile_of(step);
+    if (is_code(step)) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      uint32_t(&own)[4] = words.of[pass];
-      if (tile < Cache::kCodeTiles) {
-        load_row_8(own[0], own[1], places.data[pass] + tile * 64);
-        if (tile + 1 < Cache::kCodeTiles) load_row_8(own[2], own[3], places.data[pass] + tile * 64 + 64);
+      for (int pass = 0; pass < kPasses; ++pass) {
+        load_row_8(words.of[2 * pass], words.of[2 * pass + 1], places.data[pass] + tile * 64);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t(&own)[4] = reinterpret_cast<uint32_t(&)[4]>(words.of[4 * i]);
+      const uint8_t* from =
+          places.data[first_pass(step) + i] + chunk * 8 + (Cache::kWideBegin + (tile - Cache::kCodeTiles) * 128);
+      if constexpr (Cache::kHas16ByteRows) {
+        load_row_16(own, from);
       } else {
-        const uint8_t* from =
-            places.data[pass] + chunk * 8 + (Cache::kWideBegin + (tile - Cache::kCodeTiles) * 128);
-        if constexpr (Cache::kHas16ByteRows) {
-          load_row_16(own, from);
-        } else {
-          load_row_8(own[0], own[1], from);
-          load_row_8(own[2], own[3], from + 8);
-        }
+        load_row_8(own[0], own[1], from);
+        load_row_8(own[2], own[3], from + 8);
       }
     }
   }
 
+  // The scale of a tile of a pass's entry, from what its finder loaded.
   __device__ __forceinline__ float scale_of(const Scales<Cache>& scales, int pass, int tile) const {
-    if constexpr (Cache::kFormat == kV32Fp8) {
-      return __uint_as_float(__shfl_sync(0xffffffffu, scales.of[tile / Cache::kScaleTiles], entry_of(pass)));
+    const uint32_t word = __shfl_sync(0xffffffffu, scales.of[tile / Cache::kWordTiles], entry_of(pass));
+    return Cache::kPowersOfTwo ? power_of_exponent(word >> tile % 4 * 8 & 0xffu) : __uint_as_float(word);
+  }
+
+  // What multiplies a tile's codes, from `words_of_scales`.
+  static __device__ __forceinline__ auto folded(uint32_t word, int tile) {
+    if constexpr (Cache::kPowersOfTwo) {
+      return FoldedPower(word, tile % 4);
     } else {
-      const uint32_t word = __shfl_sync(0xffffffffu, scales.of[tile / 4], entry_of(pass));
-      return power_of_exponent(word >> tile % 4 * 8 & 0xffu);
+      return FoldedScale(word);
     }
   }
 
-  // Eight bytes of codes whose NaN are to be put in, where they became elements.
-  static __device__ __forceinline__ void put_nan(uint32_t low, uint32_t high, uint32_t address) {
-#pragma unroll 1
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t code = (i < 4 ? low : high) >> i % 4 * 8 & 0x7fu;
-      if (code == 0x7fu) store_shared_2(address + i * 2, 0x7fff);
+  // Writes a step into the block; `to_tile` is the address of its tile, `valid_lanes` have a bit for each of the warp's
+  // entries, `scale_words` those of the entries that this lane loads of. `nan` gets bits that `has_nan` knows. What is
+  // not valid is finite.
+  __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales,
+                                          uint32_t (&scale_words)[kPasses], uint32_t valid_lanes, uint32_t& nan,
+                                          const uint32_t (&destination)[2], uint32_t to_tile, int step) const {
+    const auto address = [&](int pass) { return destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile; };
+    const auto mask_of = [&](int pass) { return valid_lanes >> entry_of(pass) & 1u ? ~0u : 0u; };
+    if (!is_code(step)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int pass = first_pass(step) + i;
+        const uint32_t mask = mask_of(pass);
+        const uint32_t* own = words.of + 4 * i;
+        store_shared_16(address(pass), make_uint4(from_bf16<Element>(own[0] & mask), from_bf16<Element>(own[1] & mask),
+                                                  from_bf16<Element>(own[2] & mask), from_bf16<Element>(own[3] & mask)));
+      }
+      return;
     }
-  }
-
-  // Writes the tiles of a step into the block; `tiles` is the address of its first one, `valid_lanes` have a bit for
-  // each of the warp's entries. What is not valid becomes zero.
-  __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales, uint32_t valid_lanes,
-                                          const uint32_t (&destination)[2], uint32_t tiles, int step) const {
     const int tile = tile_of(step);
-    uint32_t nan = 0;
+    if constexpr (kFolds) {
+      if (tile % Cache::kWordTiles == 0) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const uint32_t mask = 0u - (valid_lanes >> entry_of(pass) & 1u);
-      const uint32_t to = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + tiles;
-      const uint32_t(&own)[4] = words.of[pass];
-      if (tile < Cache::kCodeTiles) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (tile + i >= Cache::kCodeTiles) break;
-          const Decoder<Element, Cache::kPowersOfTwo> decoder(scale_of(scales, pass, tile + i));
-          const uint32_t low = own[2 * i] & mask, high = own[2 * i + 1] & mask;
-          store_shared_16(to + i * Config::kTileBytes, decoder(low, high));
-          if constexpr (!decltype(decoder)::kKeepsNan) {
-            nan |= nan_bits(low & 0x7f7f7f7fu) | nan_bits(high & 0x7f7f7f7fu);
-          }
+        for (int pass = 0; pass < kPasses; ++pass) {
+          scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[tile / Cache::kWordTiles], entry_of(pass));
         }
-      } else {
-        store_shared_16(to, make_uint4(from_bf16<Element>(own[0] & mask), from_bf16<Element>(own[1] & mask),
-                                from_bf16<Element>(own[2] & mask), from_bf16<Element>(own[3] & mask)));
       }
     }
-    if (!has_nan(nan)) return;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      if ((valid_lanes >> entry_of(pass) & 1u) == 0) continue;
-      const uint32_t to = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + tiles;
-      put_nan(words.of[pass][0], words.of[pass][1], to);
-      if (tile + 1 < Cache::kCodeTiles) {
-        put_nan(words.of[pass][2], words.of[pass][3], to + Config::kTileBytes);
+      const uint32_t low = words.of[2 * pass], high = words.of[2 * pass + 1];
+      if constexpr (kFolds) {
+        store_shared_16(address(pass), eight_bf16(folded(scale_words[pass], tile), low, high));
+        nan |= nan_bits(low) | nan_bits(high);
+      } else {
+        const uint32_t mask = mask_of(pass);
+        store_shared_16(address(pass), eight_elements<Element>(low & mask, high & mask, scale_of(scales, pass, tile)));
+      }
+    }
+  }
+
+  // Once more the codes of a part's tiles, of rows whose scale does not fold and of eight codes with NaN among them. By
+  // all lanes; hardly ever.
+  template <typename Buffer>
+  __device__ __forceinline__ void repair(int part, const Row& row, uint32_t odd_lanes,
+                                         const uint32_t (&destination)[2], const Buffer& buffer) const {
+#pragma unroll 1
+    for (int tile = Config::part_begin(part); tile < min(Config::part_begin(part + 1), Cache::kCodeTiles); ++tile) {
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int entry = entry_of(pass);
+        const auto base = reinterpret_cast<const uint8_t*>(
+            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row.data), entry));
+        const uint8_t* scales = base + __shfl_sync(0xffffffffu, static_cast<long long>(row.scales_at), entry);
+        if (!__shfl_sync(0xffffffffu, static_cast<int>(row.valid), entry)) continue;
+        uint32_t low, high;
+        load_row_8(low, high, base + tile * 64 + chunk * 8);
+        if ((odd_lanes >> entry & 1u) == 0 && !has_nan(nan_bits(low) | nan_bits(high))) continue;
+        float scale;
+        if constexpr (Cache::kPowersOfTwo) {
+          scale = power_of_exponent(__ldg(scales + tile));
+        } else {
+          scale = __ldg(reinterpret_cast<const float*>(scales) + tile / Cache::kWordTiles);
+        }
+        store_shared_16(destination[pass % 2] + pass / 2 * kSwizzleAtomBytes +
+                            smem_address(storage.k[buffer.stage(0)][0]) + tile * Config::kTileBytes,
+                        eight_elements<Element>(low, high, scale));
       }
     }
   }
@@ -271,47 +309,53 @@ struct Producer {
     }
   }
 
-  // A block of rows that are converted. While a step is, the next one's loads are under way, of the next block's first
-  // step at last: `places` and `scales` are that block's afterwards. The last step is of bf16, which have no scales.
-  // `look_ahead` loads what a later block wants. ptxas waits for all loads where it waits for one, so none may be
-  // issued just before a step ends: a latency of DRAM would be in every block.
+  // A block of rows that are converted. While a step is, the loads of the next kAhead are under way, at last those of
+  // the next block's first ones: `places` and `scales` are that block's afterwards. The last steps are of bf16, which
+  // have no scales. `look_ahead` loads what a later block wants. ptxas waits for all loads where it waits for one, so
+  // none may be issued just before a step ends: a latency of DRAM would be in every block.
   template <typename Buffer, typename LookAhead>
-  __device__ __forceinline__ void convert_block(Words& words, Places& places, Scales<Cache>& scales, const Row& next,
-                                                uint32_t valid_lanes, const Buffer& buffer,
+  __device__ __forceinline__ void convert_block(Words (&words)[kAhead], Places& places, Scales<Cache>& scales,
+                                                const Row& row, const Row& next, uint32_t valid_lanes, const Buffer& buffer,
                                                 LookAhead&& look_ahead) const {
-    static_assert(kCopies || kSteps > kCodeSteps);
+    static_assert(kCopies || kSteps > Cache::kCodeTiles);
     uint32_t destination[2];
     destinations(destination);
+    uint32_t odd_lanes = 0, nan = 0, scale_words[kPasses];
+    if constexpr (kFolds) odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      Words following;
-      if (step + 1 < kSteps) {
-        load(following, places, step + 1);
-      } else {
-        places = places_of(next);
-        load(following, places, 0);
+      Words later;
+      if (step + kAhead == kSteps) places = places_of(next);
+      load(later, places, (step + kAhead) % kSteps);
+      if (step == Cache::kCodeTiles) {
         scales.load(next);
         look_ahead();
       }
       // Or ptxas puts these loads off until this step's registers are free, as it may into fp16, which takes more.
       if constexpr (is_same_v<Element, __nv_bfloat16>) __syncwarp();
-      const int tile = tile_of(step), end = step + 1 < kSteps ? tile_of(step + 1) : Cache::kTiles;
+      const int tile = tile_of(step);
+      const bool begins = first_pass(step) == 0, ends = step + 1 == kSteps || tile_of(step + 1) != tile;
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
-        if (Config::part_begin(part) == tile) enter(part, buffer);
+        if (begins && Config::part_begin(part) == tile) enter(part, buffer);
       }
-      const uint32_t tiles = smem_address(storage.k[buffer.stage(0)][tile]);
-      convert(words, scales, valid_lanes, destination, tiles, step);
+      convert(words[0], scales, scale_words, valid_lanes, nan, destination, smem_address(storage.k[buffer.stage(0)][tile]), step);
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
-        if (Config::part_begin(part + 1) != end) continue;
+        if (!ends || Config::part_begin(part + 1) != tile + 1) continue;
+        if constexpr (kFolds) {
+          if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, destination, buffer);
+          nan = 0;
+        }
         // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
         // CUTLASS does it, who writes fences as well.
         fence_async_shared();
         if (part == kLastPart) tell_valid(buffer.stage(part), valid_lanes);
         storage.full[buffer.stage(part)][part].arrive();
       }
-      words = following;
+#pragma unroll
+      for (int i = 0; i + 1 < kAhead; ++i) words[i] = words[i + 1];
+      words[kAhead - 1] = later;
     }
   }
 
@@ -323,10 +367,11 @@ struct Producer {
     Row next = row_of(entries.begin + 1, slots[1]);
     int32_t slot = slot_of(entries.begin + 2);
     Places places = places_of(row);
-    Words words;
+    Words words[kAhead];
     Scales<Cache> scales;
     if constexpr (!kCopies) {
-      load(words, places, 0);
+#pragma unroll
+      for (int step = 0; step < kAhead; ++step) load(words[step], places, step);
       scales.load(row);
     }
     Phases phases;
@@ -340,7 +385,7 @@ struct Producer {
           places = places_of(next);
           look_ahead();
         } else {
-          convert_block(words, places, scales, next, valid_lanes, buffer, look_ahead);
+          convert_block(words, places, scales, row, next, valid_lanes, buffer, look_ahead);
         }
       };
       if constexpr (Config::kSmallHead) {
