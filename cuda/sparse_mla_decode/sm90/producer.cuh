@@ -74,8 +74,9 @@ struct Producer {
 
   // What is loaded at a time: a tile of codes, or half of the warp's entries of a tile of bf16.
   static constexpr int kSteps = Cache::kCodeTiles + 2 * (Cache::kTiles - Cache::kCodeTiles);
-  // Steps that are loaded ahead of the one that is converted.
-  static constexpr int kAhead = 3;
+  // Two steps are loaded while two are converted.
+  static constexpr int kAhead = 2;
+  static constexpr int kPairs = (kSteps + 1) / 2;
   static __device__ __forceinline__ constexpr bool is_code(int step) { return step < Cache::kCodeTiles; }
   static __device__ __forceinline__ constexpr int tile_of(int step) {
     return is_code(step) ? step : Cache::kCodeTiles + (step - Cache::kCodeTiles) / 2;
@@ -195,44 +196,42 @@ struct Producer {
     }
   }
 
-  // Writes a step into the block; `to_tile` is the address of its tile, `valid_lanes` have a bit for each of the warp's
-  // entries, `scale_words` those of the entries that this lane loads of. `nan` gets bits that `has_nan` knows. What is
-  // not valid is finite.
-  __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales,
-                                          uint32_t (&scale_words)[kPasses], uint32_t valid_lanes, uint32_t& nan,
-                                          const uint32_t (&destination)[2], uint32_t to_tile, int step) const {
-    const auto address = [&](int pass) { return destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile; };
-    const auto mask_of = [&](int pass) { return valid_lanes >> entry_of(pass) & 1u ? ~0u : 0u; };
-    if (!is_code(step)) {
+  // Scales of a step's entries, where those of the step before are others.
+  __device__ __forceinline__ void take_scales(const Scales<Cache>& scales, uint32_t (&scale_words)[kPasses],
+                                              int step) const {
+    if constexpr (kFolds) {
+      if (!is_code(step) || step % Cache::kWordTiles != 0) return;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int pass = first_pass(step) + i;
-        const uint32_t mask = mask_of(pass);
-        const uint32_t* own = words.of + 4 * i;
-        store_shared_16(address(pass), make_uint4(from_bf16<Element>(own[0] & mask), from_bf16<Element>(own[1] & mask),
-                                                  from_bf16<Element>(own[2] & mask), from_bf16<Element>(own[3] & mask)));
+      for (int pass = 0; pass < kPasses; ++pass) {
+        scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[step / Cache::kWordTiles], entry_of(pass));
       }
+    }
+  }
+
+  static __device__ __forceinline__ constexpr int items(int step) { return is_code(step) ? kPasses : 2; }
+
+  // Writes one of a step's items into the block; `to_tile` is the address of its tile, `valid_lanes` have a bit for each
+  // of the warp's entries, `scale_words` those of the entries that this lane loads of. `nan` gets bits that `has_nan`
+  // knows. What is not valid is finite.
+  __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales,
+                                          const uint32_t (&scale_words)[kPasses], uint32_t valid_lanes, uint32_t& nan,
+                                          const uint32_t (&destination)[2], uint32_t to_tile, int step,
+                                          int item) const {
+    const int pass = first_pass(step) + item;
+    const uint32_t address = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile;
+    const uint32_t mask = valid_lanes >> entry_of(pass) & 1u ? ~0u : 0u;
+    if (!is_code(step)) {
+      const uint32_t* own = words.of + 4 * item;
+      store_shared_16(address, make_uint4(from_bf16<Element>(own[0] & mask), from_bf16<Element>(own[1] & mask),
+                                          from_bf16<Element>(own[2] & mask), from_bf16<Element>(own[3] & mask)));
       return;
     }
-    const int tile = tile_of(step);
+    const uint32_t low = words.of[2 * pass], high = words.of[2 * pass + 1];
     if constexpr (kFolds) {
-      if (tile % Cache::kWordTiles == 0) {
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-          scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[tile / Cache::kWordTiles], entry_of(pass));
-        }
-      }
-    }
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const uint32_t low = words.of[2 * pass], high = words.of[2 * pass + 1];
-      if constexpr (kFolds) {
-        store_shared_16(address(pass), eight_bf16(folded(scale_words[pass], tile), low, high));
-        nan |= nan_bits(low) | nan_bits(high);
-      } else {
-        const uint32_t mask = mask_of(pass);
-        store_shared_16(address(pass), eight_elements<Element>(low & mask, high & mask, scale_of(scales, pass, tile)));
-      }
+      store_shared_16(address, eight_bf16(folded(scale_words[pass], step), low, high));
+      nan |= nan_bits(low) | nan_bits(high);
+    } else {
+      store_shared_16(address, eight_elements<Element>(low & mask, high & mask, scale_of(scales, pass, step)));
     }
   }
 
@@ -322,41 +321,66 @@ struct Producer {
     destinations(destination);
     uint32_t odd_lanes = 0, nan = 0, scale_words[kPasses];
     if constexpr (kFolds) odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
+    Scales<Cache> next_scales;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      Words later;
-      if (step + kAhead == kSteps) places = places_of(next);
-      load(later, places, (step + kAhead) % kSteps);
-      if (step == Cache::kCodeTiles) {
-        scales.load(next);
-        look_ahead();
-      }
-      // Or ptxas puts these loads off until this step's registers are free, as it may into fp16, which takes more.
-      if constexpr (is_same_v<Element, __nv_bfloat16>) __syncwarp();
-      const int tile = tile_of(step);
-      const bool begins = first_pass(step) == 0, ends = step + 1 == kSteps || tile_of(step + 1) != tile;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      Words later[2];
 #pragma unroll
-      for (int part = 0; part < Config::kParts; ++part) {
-        if (begins && Config::part_begin(part) == tile) enter(part, buffer);
-      }
-      convert(words[0], scales, scale_words, valid_lanes, nan, destination, smem_address(storage.k[buffer.stage(0)][tile]), step);
+      for (int i = 0; i < 2; ++i) {
+        const int step = 2 * pair + i;
+        if (step >= kSteps) break;
+        const int tile = tile_of(step);
+        const bool begins = first_pass(step) == 0, ends = step + 1 == kSteps || tile_of(step + 1) != tile;
+        const uint32_t to_tile = smem_address(storage.k[buffer.stage(0)][tile]);
+        if (i == 0 && pair + 1 == kPairs) places = places_of(next);
 #pragma unroll
-      for (int part = 0; part < Config::kParts; ++part) {
-        if (!ends || Config::part_begin(part + 1) != tile + 1) continue;
-        if constexpr (kFolds) {
-          if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, destination, buffer);
-          nan = 0;
+        for (int part = 0; part < Config::kParts; ++part) {
+          if (begins && Config::part_begin(part) == tile) enter(part, buffer);
         }
-        // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
-        // CUTLASS does it, who writes fences as well.
-        fence_async_shared();
-        if (part == kLastPart) tell_valid(buffer.stage(part), valid_lanes);
-        storage.full[buffer.stage(part)][part].arrive();
+        take_scales(scales, scale_words, step);
+        convert(words[i], scales, scale_words, valid_lanes, nan, destination, to_tile, step, 0);
+        if (i == 0) {
+          __syncwarp();
+          // Not sooner: ptxas waits for all loads where it waits for one.
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int following = 2 * (pair + 1) + j;
+            if (pair + 1 == kPairs) {
+              load(later[j], places, j);
+            } else if (following < kSteps) {
+              load(later[j], places, following);
+            }
+          }
+          if (pair == kPairs - 2) {
+            next_scales.load(next);
+            look_ahead();
+          }
+          __syncwarp();
+        }
+#pragma unroll
+        for (int item = 1; item < items(step); ++item) {
+          convert(words[i], scales, scale_words, valid_lanes, nan, destination, to_tile, step, item);
+        }
+#pragma unroll
+        for (int part = 0; part < Config::kParts; ++part) {
+          if (!ends || Config::part_begin(part + 1) != tile + 1) continue;
+          if constexpr (kFolds) {
+            if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) {
+              repair(part, row, odd_lanes, destination, buffer);
+            }
+            nan = 0;
+          }
+          // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
+          // CUTLASS does it, who writes fences as well.
+          fence_async_shared();
+          if (part == kLastPart) tell_valid(buffer.stage(part), valid_lanes);
+          storage.full[buffer.stage(part)][part].arrive();
+        }
       }
 #pragma unroll
-      for (int i = 0; i + 1 < kAhead; ++i) words[i] = words[i + 1];
-      words[kAhead - 1] = later;
+      for (int i = 0; i < 2; ++i) words[i] = later[i];
     }
+    scales = next_scales;
   }
 
   // All blocks of this CTA; `state` is where the small-head variant's ring is behind Q.
