@@ -1,6 +1,5 @@
-// Access to rows that are read once and go through registers into shared memory: loads past L1, stores of 16 bytes, and
-// prefetches of whole rows (PTX ISA, "ld", "st", "cp.async.bulk.prefetch.L2"), and arithmetic on pairs of bf16
-// (PTX ISA, "mul", "fma", sm_90).
+// Access to rows that are read once and go through registers into shared memory: loads past L1 and stores of 16 bytes
+// (PTX ISA, "ld", "st"), and arithmetic on pairs of bf16 (PTX ISA, "mul", "fma", sm_90).
 #pragma once
 
 #include "types.cuh"
@@ -20,13 +19,6 @@ __device__ __forceinline__ void load_row_16(uint32_t (&words)[4], const uint8_t*
                : "memory");
 }
 
-// Brings kBytes into L2, a multiple of 16; so is the address.
-template <uint32_t kBytes>
-__device__ __forceinline__ void prefetch_row(uint64_t address) {
-  static_assert(kBytes % 16 == 0);
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kBytes));
-}
-
 // Addresses as `smem_address` gives them.
 __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& words) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
@@ -34,8 +26,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& w
                : "memory");
 }
 
-__device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t bits) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(bits) : "memory");
+// Bytes of a word as the four places of kSelector say; with 8 added, the byte's sign in all of its bits (PTX ISA, "prmt").
+template <uint32_t kSelector>
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t word) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(bytes) : "r"(word), "n"(kSelector));
+  return bytes;
 }
 
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {

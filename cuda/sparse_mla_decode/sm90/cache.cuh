@@ -10,6 +10,7 @@
 // A row becomes tiles of 64 channels. A lane takes eight channels of a tile: eight bytes of codes, or 16 of bf16.
 #pragma once
 
+#include "convert.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -25,41 +26,69 @@ struct CacheFormat {
   static constexpr int kRowBytes = kFormat == kV32Fp8 ? 656 : kFormat == kV4Fp8 ? 576 : kDQk * 2;
   static constexpr int kWideBegin = kFormat == kV32Fp8 ? 528 : kFormat == kV4Fp8 ? 448 : 0;  // where bf16 begin
   static constexpr int kScaleWords = kFormat == kV32Fp8 ? 4 : kFormat == kV4Fp8 ? 2 : 0;
-  static constexpr int kScaleTiles = kFormat == kV32Fp8 ? 2 : 1;  // that share a scale
+  static constexpr int kWordTiles = kFormat == kV32Fp8 ? 2 : 4;  // whose scales are in one of these words
   static constexpr bool kPowersOfTwo = kFormat == kV4Fp8;
   static constexpr bool kHas16ByteRows = kFormat != kV4Fp8;  // else multiples of 8
   static_assert(kFormat == kBf16 || kCodeTiles + 1 == kTiles);
 };
 
 // A selected row, as a lane knows it that looked for it.
-template <typename Cache>
 struct Row {
   const uint8_t* data;  // of a row that is not valid, of any
-  uint32_t scales[Cache::kScaleWords + 1];
+  int64_t scales_at;    // of one that is valid, its scales, in bytes behind `data`
   bool valid;
 };
 
 template <typename Cache>
-__device__ __forceinline__ Row<Cache> find_row(const Source& source, int32_t slot, const uint8_t* any_row) {
-  Row<Cache> row;
+__device__ __forceinline__ Row find_row(const Source& source, int32_t slot, const uint8_t* any_row) {
+  Row row;
   row.valid = static_cast<uint32_t>(slot) < source.slots;
   row.data = any_row;
-#pragma unroll
-  for (uint32_t& word : row.scales) word = 0;
+  row.scales_at = 512;  // kV32Fp8
   if (!row.valid) return row;
   const uint32_t block = static_cast<uint32_t>(slot) / source.page;
   const uint32_t place = static_cast<uint32_t>(slot) - block * source.page;
   const uint8_t* begin = source.cache + static_cast<int64_t>(block) * source.block_bytes;
   row.data = begin + static_cast<int64_t>(place) * Cache::kRowBytes;
-  if constexpr (Cache::kFormat == kV32Fp8) {
-    const uint4 scales = __ldg(reinterpret_cast<const uint4*>(row.data + 512));
-    row.scales[0] = scales.x, row.scales[1] = scales.y, row.scales[2] = scales.z, row.scales[3] = scales.w;
-  } else if constexpr (Cache::kFormat == kV4Fp8) {
-    const uint8_t* exponents = begin + static_cast<int64_t>(source.page) * Cache::kRowBytes + 8 * int64_t{place};
-    const uint2 scales = __ldg(reinterpret_cast<const uint2*>(exponents));
-    row.scales[0] = scales.x, row.scales[1] = scales.y;
+  // Behind the rows of a page, eight bytes of each.
+  if constexpr (Cache::kFormat == kV4Fp8) {
+    row.scales_at = static_cast<int64_t>(source.page - place) * Cache::kRowBytes + 8 * int64_t{place};
   }
   return row;
 }
+
+template <typename Cache>
+struct Scales {
+  uint32_t of[Cache::kScaleWords + 1];
+
+  // Zeros of a row that is not valid: nothing else times zero is sure to be zero.
+  __device__ __forceinline__ void load(const Row& row) {
+#pragma unroll
+    for (uint32_t& word : of) word = 0;
+    if (!row.valid) return;
+    if constexpr (Cache::kFormat == kV32Fp8) {
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(row.data + row.scales_at));
+      of[0] = words.x, of[1] = words.y, of[2] = words.z, of[3] = words.w;
+    } else if constexpr (Cache::kFormat == kV4Fp8) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(row.data + row.scales_at));
+      of[0] = words.x, of[1] = words.y;
+    }
+  }
+
+  // fp32 into what `FoldedScale` takes. Returns whether all scales can be folded.
+  __device__ __forceinline__ bool fold() {
+    bool fits = true;
+#pragma unroll
+    for (int i = 0; i < Cache::kScaleWords; ++i) {
+      if constexpr (Cache::kPowersOfTwo) {
+        fits = fits && FoldedPower::fit(i == 0 ? of[i] : of[i] & 0xffffffu);
+      } else {
+        fits = fits && FoldedScale::fits(__uint_as_float(of[i]));
+        of[i] = FoldedScale::of(__uint_as_float(of[i]));
+      }
+    }
+    return fits;
+  }
+};
 
 }  // namespace cupymla::sparse_mla_decode

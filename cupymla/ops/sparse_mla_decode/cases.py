@@ -33,6 +33,7 @@ class DecodeCase(Case):
         sink: whether there is one.
         spoiled: whether some rows select a NaN or an infinity.
         strided: gaps between rows, heads and blocks.
+        large: whether a third of the rows have scales of 2^7 and more.
         sm_scale, lse_base, splits: options.
     """
 
@@ -51,6 +52,7 @@ class DecodeCase(Case):
     sink: bool = False
     spoiled: bool = False
     strided: bool = False
+    large: bool = False
     sm_scale: float | None = None
     lse_base: str = "e"
     splits: int | None = None
@@ -110,6 +112,8 @@ CASES: tuple[DecodeCase, ...] = (
     _case("v32", 2, 2, 16, 150, "non_finite", "poison", spoiled=True),
     _case("v4", 2, 2, 64, 150, "non_finite", "poison", spoiled=True, splits=2),
     _case("bf16", 2, 2, 16, 100, "non_finite", "poison", spoiled=True),
+    _case("v32", 2, 1, 16, 130, "large_scales", "scales", large=True, sm_scale=2.0**-22),
+    _case("v4", 1, 1, 64, 130, "large_scales", "scales", large=True, sm_scale=2.0**-22, invalid=0.2),
     _case("v32", 1, 2, 16, 100, "fp16", "dtypes", dtype="fp16"),
     _case("v4", 1, 1, 64, 140, "fp16", "dtypes", dtype="fp16", invalid=0.1),
     _case("bf16", 1, 1, 16, 100, "fp16", "dtypes", dtype="fp16"),
@@ -239,6 +243,8 @@ def _latents(rng: np.random.Generator, case: DecodeCase, count: int, codes: int,
     latents = latents.reshape(count, groups, codes // groups) * np.exp2(rng.integers(-4, 2, (count, groups, 1))).astype(
         np.float32
     )
+    if case.large:
+        latents[rng.random(count) < 1 / 3] *= np.float32(2**17)
     amax = np.abs(latents).max(axis=-1, initial=1e-4)
     scales = (amax / np.float32(448)).astype(np.float32)
     if case.form == "v4_fp8":
