@@ -32,10 +32,10 @@ PARTS = (1, 2, 4, 8, 16)
 _TILE = 64  # entries of a block
 
 # Cycles that a CTA of so many heads takes for a block of rows that are copied or converted, and to put parts together.
-# Fitted to times of all divisions on an H100, 2026-11-28 (docs/log/sparse_mla_decode.md).
+# Fitted to times on an H100, 2026-11-28, copies and merges to those of all divisions (docs/log/sparse_mla_decode.md).
 _BLOCK_CYCLES = {
     True: {16: 2600, 32: 2900, 64: 3200},
-    False: {16: 6800, 32: 6900, 64: 7000},
+    False: {16: 5500, 32: 5800, 64: 6100},
 }
 _MERGE_CYCLES = {16: 10000, 32: 13000, 64: 17000}
 
