@@ -103,9 +103,6 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # Files that no GPU has run, with the operators whose kernels they are for: once evidence has one, its file is due.
 NEVER_RAN: dict[str, tuple[str, ...]] = {
     "tests/interop/test_jax_dsa.py": (),
-    "tests/ops/test_indexer_bwd_gpu.py": (),
-    # It passed on an H100 on 2026-11-28, but that run ended before it was recorded.
-    "tests/ops/test_indexer_loss_gpu.py": (),
 }
 
 
