@@ -65,9 +65,16 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>
       consumer.make_score_gradients();
     }
     storage.ds_ready.wait(consumer.k_parity);
-    const RowTargets<Config> targets(params, pinned_position(query), first_entry, head_block, consumer.row,
-                                     consumer.entries);
-    Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
+    const bool more = entries_left > Config::kTileKeys;
+    if constexpr (Config::kPacked) {
+      const PackedEntryTargets<Config> targets(storage, params, first_entry, head_block, consumer.row,
+                                               consumer.entries);
+      Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(more);
+    } else {
+      const RowTargets<Config> targets(params, pinned_position(query), first_entry, head_block, consumer.row,
+                                       consumer.entries);
+      Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(more);
+    }
     consumer.k_parity ^= 1u;
   }
   const QueryPosition position = pinned_position(query);
