@@ -36,6 +36,11 @@ def list_bytes(problem: Problem, queries: int) -> int:
     return entries * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
 
 
+def group_word_bytes(problem: Problem) -> int:
+    """Of what tells where each token stands in one query group's list: eight for 32 tokens."""
+    return -(-problem.shared.s_kv // 32) * 8
+
+
 def fitting(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
     """Queries or query groups whose rows are stored at a time: as many as have room, in whole waves of CTAs if
     possible."""
