@@ -255,7 +255,7 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
     attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
-    assert len(attention) == 2 * 16 + 8 + 4  # of neighbours, and of packed rows
+    assert len(attention) == 2 * 16 + 8 + 4 + 12  # of neighbours, of packed rows, and of a CTA's
     blackwell = arch.named("sm_100f")
     assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
         blackwell, stage="scan", dtype="float16"

@@ -80,8 +80,8 @@ def _stored() -> Iterator[MlaCase]:
     yield make("", 64, 4, k=130)
     yield make("", 33, 4, d=512, k=70, kv=90, dtype="float16", layout="strided", batch=2, lengths="hostile")
     yield make("_dist_sink_duplicates", 50, 3, kv=40, selection="duplicates", sink="finite", wants_dist=True)
-    # More entries for a token than are sorted at a time.
-    yield make("_duplicates", 64, 1, d=512, k=1100, kv=1, selection="duplicates")
+    # More entries for a token than are sorted at a time; without a sink dq would be what rounding leaves.
+    yield make("_sink_duplicates", 64, 1, d=512, k=1100, kv=1, selection="duplicates", sink="finite")
     yield make("_nothing", 5, 3, kv=40, selection="nothing")
 
     def packed(name: str, h: int, q: int, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
