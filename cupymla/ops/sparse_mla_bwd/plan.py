@@ -284,6 +284,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     chunk = max(query_groups, 1)
     if problem.shared.options.deterministic:
         chunk = fitting(query_groups, queries * partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
+        if queries > 1:
+            chunk = fitting(chunk, _group_list_bytes(problem, queries), LIST_BYTES, at_once)
     elif queries > 1 or in_order:
         chunk = fitting(query_groups, list_bytes(problem, queries), LIST_BYTES, at_once)
     if in_phases:
@@ -382,11 +384,16 @@ def _lists(problem: Problem, chunk: int, queries: int, many: bool) -> int:
     if not (many and shared.options.deterministic):
         return 1
     if queries > 1:
-        each = chunk * (list_bytes(problem, queries) + group_word_bytes(problem))
+        each = chunk * _group_list_bytes(problem, queries)
     else:
         each = 4 * (chunk * shared.topk + all_kv_rows(problem))
     chunks = -(-all_query_groups(problem, queries) // chunk)
     return max(1, min(chunks, MAX_LISTS, LIST_BYTES // max(each, 1)))
+
+
+def _group_list_bytes(problem: Problem, queries: int) -> int:
+    """Of the lists of one query group whose rows are stored."""
+    return list_bytes(problem, queries) + group_word_bytes(problem)
 
 
 def _further_lists_limit(problem: Problem, tokens: int) -> int:
@@ -416,7 +423,8 @@ def workspace_limit(problem: Problem) -> int:
         for n in _packable_queries(problem):
             groups = all_query_groups(problem, n)
             chunk = fitting(groups, n * partial_bytes(problem, True), PARTIAL_BYTES, 1)
-            lists = groups * (list_bytes(problem, n) + group_word_bytes(problem))
+            chunk = fitting(chunk, _group_list_bytes(problem, n), LIST_BYTES, 1)
+            lists = groups * _group_list_bytes(problem, n)
             sizes.append(workspace(problem, chunk, n, packed=True).bytes + min(LIST_BYTES, lists) + 1024)
         return max(sizes)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
