@@ -28,7 +28,8 @@ static_assert(kIsAttention || CUPYMLA_STAGE == kSum || (CUPYMLA_STAGE == kMerge 
 constexpr unsigned kStageThreads = kIsAttention              ? ThisConfig::kThreads
                                    : CUPYMLA_STAGE == kMerge ? kMergeThreads
                                                              : kPackedSumThreads;
-constexpr unsigned kStageCtas = CUPYMLA_STAGE == kMerge ? 2 : 1;  // of a multiprocessor, at least
+// Of a multiprocessor, at least; of sums so many that memory has enough to bring.
+constexpr unsigned kStageCtas = CUPYMLA_STAGE == kMerge ? 2 : CUPYMLA_STAGE == kSum ? 12 : 1;
 constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
 constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStorage)
                                      : CUPYMLA_STAGE == kMerge ? sizeof(ThisMergeStorage)
