@@ -40,7 +40,7 @@ struct PackedEntryTargets {
     static_assert(kCount == 2 * kGroups * kPackedColumns);
     uint32_t place = blockIdx.x;
     make_opaque(place);  // or what follows from it is kept, and spilled
-    make_opaque(lane);
+    if constexpr (Config::kQueries > 1) make_opaque(lane);
     const int32_t first = static_cast<int32_t>(place) * Config::kQueries * params.topk + first_entry + row;
     uint8_t* const to = reinterpret_cast<uint8_t*>(params.partials) + static_cast<int64_t>(first) * kRowBytes +
                         (column + lane % 4 * kPackedColumns) * 2;
