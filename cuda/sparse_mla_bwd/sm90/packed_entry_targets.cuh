@@ -17,10 +17,18 @@ namespace cupymla::sparse_mla_bwd {
 //
 // Of packed queries each row is all queries' sum. Where they are taken one by one, as something is not finite, a row is
 // written for the first and added to for the others, by the same thread; until a query has it, it is zero.
+// As `store_uint4`, where the entry is not negative. Under a predicate, whatever the compiler makes of a condition: with
+// a branch for each store packing would not overlap with packing.
+__device__ __forceinline__ void store_uint4_of_entry(int32_t entry, uint8_t* address, const uint4& words) {
+  asm volatile(
+      "{ .reg .pred there; setp.ge.s32 there, %0, 0; @there st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(entry),
+      "l"(address), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+      : "memory");
+}
+
 template <typename Config>
 struct PackedEntryTargets {
-  static constexpr int kGroup = 32;  // columns of which a quad has all
-  static constexpr int kGroups = Config::kTileColumns / kGroup;
+  static constexpr int kLine = 32;  // columns of which a quad has all
   static constexpr int kRowBytes = Config::kDQk * 2;
 
   const Storage<Config>& storage;
@@ -34,58 +42,79 @@ struct PackedEntryTargets {
                                                 const int32_t (&entries)[2])
       : storage(storage), params(params), entries(entries), first_entry(first_entry), head_block(head_block), row(row) {}
 
-  // Takes 64 columns of an accumulator with 64 entries as rows, whose first column is `column` of the row.
-  template <int kCount>
-  __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
-    static_assert(kCount == 2 * kGroups * kPackedColumns);
+  // Found again for each line: there are no registers to keep them in.
+  struct Places {};
+  __device__ __forceinline__ Places places(int) const { return {}; }
+
+  // Where a line of this thread's upper row goes.
+  __device__ __forceinline__ uint8_t* start(int line, int32_t column, int lane) const {
     uint32_t place = blockIdx.x;
     make_opaque(place);  // or what follows from it is kept, and spilled
-    if constexpr (Config::kQueries > 1) make_opaque(lane);
+    make_opaque(lane);
     const int32_t first = static_cast<int32_t>(place) * Config::kQueries * params.topk + first_entry + row;
-    uint8_t* const to = reinterpret_cast<uint8_t*>(params.partials) + static_cast<int64_t>(first) * kRowBytes +
-                        (column + lane % 4 * kPackedColumns) * 2;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) send_row(sums, r, to + r * 8 * kRowBytes);
+    return reinterpret_cast<uint8_t*>(params.partials) + static_cast<int64_t>(first) * kRowBytes +
+           (column + line * kLine + lane % 4 * kPackedColumns) * 2;
   }
 
   template <int kCount>
-  __device__ __forceinline__ void send_row(const float (&sums)[kCount], int r, uint8_t* to) const {
-    float eights[kGroups][kPackedColumns];
+  static __device__ __forceinline__ void take(const float (&sums)[kCount], int line, int r,
+                                              float (&eight)[kPackedColumns]) {
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-      for (int i = 0; i < kPackedColumns; ++i) eights[group][i] = sums[(group * 4 + i / 2) * 4 + r * 2 + i % 2];
-    }
-    bool is_written = entries[r] >= 0;
-    if constexpr (Config::kQueries > 1) {
-      if (*static_cast<const volatile uint32_t*>(&storage.non_finite) != 0) is_written = put_one_by_one(eights, is_written, r, to);
-    }
-    uint4 packed[kGroups];
-    pack_eights(eights, packed);
-    if (!is_written) return;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) store_uint4(to + group * kGroup * 2, packed[group]);
+    for (int i = 0; i < kPackedColumns; ++i) eight[i] = sums[(line * 4 + i / 2) * 4 + r * 2 + i % 2];
   }
 
-  // What is stored of a row where queries are taken one by one, and whether it is.
-  __device__ __forceinline__ bool put_one_by_one(float (&eights)[kGroups][kPackedColumns], bool is_own, int r,
-                                                 const uint8_t* to) const {
+  // Takes a line's columns of an accumulator with 64 entries as rows, whose first column is `column` of the row.
+  template <int kCount>
+  __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places&, int line, int32_t column,
+                                            int lane) const {
+    float eights[2][kPackedColumns];
+    uint4 packed[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      take(sums, line, r, eights[r]);
+      // After the line before has left: there are no registers to pack more at a time.
+#pragma unroll
+      for (float& column : eights[r]) make_opaque(column);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) packed[r] = pack_by_selects(eights[r]);
+    uint8_t* const to = start(line, column, lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) store_uint4_of_entry(entries[r], to + r * 8 * kRowBytes, packed[r]);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
+#pragma unroll
+    for (int line = 0; line < kCount / 16; ++line) send_line(sums, Places{}, line, column, lane);
+  }
+
+  // The same where queries are taken one by one: no product may be under way.
+  template <int kCount>
+  __device__ __forceinline__ void send_one_by_one(const float (&sums)[kCount], int32_t column, int lane) const {
+#pragma unroll
+    for (int line = 0; line < kCount / 16; ++line) {
+      uint8_t* const to = start(line, column, lane);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float eight[kPackedColumns];
+        take(sums, line, r, eight);
+        put_one_by_one(eight, r, to + r * 8 * kRowBytes);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void put_one_by_one(float (&eight)[kPackedColumns], int r, uint8_t* to) const {
+    const bool is_own = entries[r] >= 0;
     if (head_block > 0) {
-      if (!is_own) return false;
+      if (!is_own) return;
+      add_packed_columns(eight, *reinterpret_cast<const uint4*>(to));
+    } else if (!is_own) {
+      if (first_entry + row + 8 * r >= storage.entries) return;
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        add_packed_columns(eights[group], *reinterpret_cast<const uint4*>(to + group * kGroup * 2));
-      }
-      return true;
+      for (float& column : eight) column = 0.f;
     }
-    if (!is_own) {
-#pragma unroll
-      for (auto& eight : eights) {
-#pragma unroll
-        for (float& column : eight) column = 0.f;
-      }
-    }
-    return first_entry + row + 8 * r < storage.entries;
+    store_uint4(to, pack_by_selects(eight));
   }
 };
 
