@@ -27,4 +27,10 @@ __device__ __forceinline__ GroupWord* group_words(const Parameters& params, uint
   return reinterpret_cast<GroupWord*>(params.row_ends) + place * words;
 }
 
+// Rows that a query has room for, or a query group of several, which stores whole blocks of 64.
+template <int kQueries>
+__device__ __forceinline__ int32_t stored_rows(const Parameters& params) {
+  return kQueries == 1 ? params.topk : (kQueries * params.topk + 63) / 64 * 64;
+}
+
 }  // namespace cupymla::sparse_mla_bwd

@@ -42,14 +42,12 @@ struct SumGroupRows {
   Storage& storage;
   PackedEntrySum<kDQk> sum = {};
 
-  static __device__ __forceinline__ int32_t capacity(const Parameters& params) { return kQueries * params.topk; }
-
   __device__ __forceinline__ int32_t entries() const {
-    return static_cast<int32_t>(params.query_end - params.query_begin) * capacity(params);
+    return static_cast<int32_t>(params.query_end - params.query_begin) * stored_rows<kQueries>(params);
   }
 
   __device__ __forceinline__ int32_t first_vector(uint32_t place, uint32_t row_entry) const {
-    return PackedEntrySum<kDQk>::listed(static_cast<int32_t>(place) * capacity(params) + static_cast<int32_t>(row_entry),
+    return PackedEntrySum<kDQk>::listed(static_cast<int32_t>(place) * stored_rows<kQueries>(params) + static_cast<int32_t>(row_entry),
                                         entries());
   }
 

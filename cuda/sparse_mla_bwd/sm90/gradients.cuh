@@ -49,12 +49,14 @@ struct Gradients {
   // would have all products waited for at those. It is rare, so the code is short, not fast.
   template <int kFirst, int kLast>
   __device__ __forceinline__ void run_one_by_one(bool more) {
+    const auto& tokens = storage.tokens[consumer.k_parity];
+    const int32_t own[2] = {tokens[consumer.row], tokens[consumer.row + 8]};
 #pragma unroll 1
     for (int tile = kFirst; tile < kLast; ++tile) {
       float sums[kTileSums];
       issue_key_gradient<true>(sums, tile);
       finish(sums, false);
-      targets.send_one_by_one(sums, tile * Config::kTileColumns, consumer.lane);
+      targets.send_one_by_one(sums, own, tile * Config::kTileColumns, consumer.lane);
     }
     begin_query_gradient();
     sm90::wgmma_fence();
@@ -68,7 +70,7 @@ struct Gradients {
     issue_key_gradient<!kHasKeyRope>(sums, kLast);
     finish(sums, true);
     storage.tiles_free.arrive();
-    targets.send_one_by_one(sums, kLast * Config::kTileColumns, consumer.lane);
+    targets.send_one_by_one(sums, own, kLast * Config::kTileColumns, consumer.lane);
     if constexpr (ThisConsumer::kMultipliesAhead) {
       if (more) {
         consumer.wait_for_next_keys();

@@ -4,6 +4,7 @@
 #include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
 #include "../packed_columns.cuh"
+#include "../group_words.cuh"
 #include "../params.cuh"
 #include "storage.cuh"
 
@@ -15,7 +16,7 @@ namespace cupymla::sparse_mla_bwd {
 //   columns                0 1 8 9 16 17  2 3 10 11 18   4 5 12 13 20    6 7 14 15 22
 //                          24 25          19 26 27       21 28 29        23 30 31
 //
-// Of packed queries each row is all queries' sum. Where they are taken one by one, as something is not finite, a row is
+// Of packed queries each row is all queries' sum, and what stands behind the last is stored as well: there is room. Where they are taken one by one, as something is not finite, a row is
 // written for the first and added to for the others, by the same thread; until a query has it, it is zero.
 // As `store_uint4`, where the entry is not negative. Under a predicate, whatever the compiler makes of a condition: with
 // a branch for each store packing would not overlap with packing.
@@ -51,7 +52,7 @@ struct PackedEntryTargets {
     uint32_t place = blockIdx.x;
     make_opaque(place);  // or what follows from it is kept, and spilled
     make_opaque(lane);
-    const int32_t first = static_cast<int32_t>(place) * Config::kQueries * params.topk + first_entry + row;
+    const int32_t first = static_cast<int32_t>(place) * stored_rows<Config::kQueries>(params) + first_entry + row;
     return reinterpret_cast<uint8_t*>(params.partials) + static_cast<int64_t>(first) * kRowBytes +
            (column + line * kLine + lane % 4 * kPackedColumns) * 2;
   }
@@ -80,7 +81,13 @@ struct PackedEntryTargets {
     for (int r = 0; r < 2; ++r) packed[r] = pack_by_selects(eights[r]);
     uint8_t* const to = start(line, column, lane);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_uint4_of_entry(entries[r], to + r * 8 * kRowBytes, packed[r]);
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (Config::kQueries > 1) {
+        store_uint4(to + r * 8 * kRowBytes, packed[r]);
+      } else {
+        store_uint4_of_entry(entries[r], to + r * 8 * kRowBytes, packed[r]);
+      }
+    }
   }
 
   template <int kCount>
@@ -89,9 +96,10 @@ struct PackedEntryTargets {
     for (int line = 0; line < kCount / 16; ++line) send_line(sums, Places{}, line, column, lane);
   }
 
-  // The same where queries are taken one by one: no product may be under way.
+  // The same where queries are taken one by one: no product may be under way. `own`: as `entries`, of one query.
   template <int kCount>
-  __device__ __forceinline__ void send_one_by_one(const float (&sums)[kCount], int32_t column, int lane) const {
+  __device__ __forceinline__ void send_one_by_one(const float (&sums)[kCount], const int32_t (&own)[2], int32_t column,
+                                                  int lane) const {
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) {
       uint8_t* const to = start(line, column, lane);
@@ -99,13 +107,12 @@ struct PackedEntryTargets {
       for (int r = 0; r < 2; ++r) {
         float eight[kPackedColumns];
         take(sums, line, r, eight);
-        put_one_by_one(eight, r, to + r * 8 * kRowBytes);
+        put_one_by_one(eight, own[r] >= 0, r, to + r * 8 * kRowBytes);
       }
     }
   }
 
-  __device__ __forceinline__ void put_one_by_one(float (&eight)[kPackedColumns], int r, uint8_t* to) const {
-    const bool is_own = entries[r] >= 0;
+  __device__ __forceinline__ void put_one_by_one(float (&eight)[kPackedColumns], bool is_own, int r, uint8_t* to) const {
     if (head_block > 0) {
       if (!is_own) return;
       add_packed_columns(eight, *reinterpret_cast<const uint4*>(to));

@@ -49,7 +49,7 @@ def workspace(
     sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
     sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
     sink_terms = part(shared.has_sink, all_tokens(problem) * shared.h_q)
-    partials = part(ordered, chunk * queries * partial_bytes(problem, packed) // 4)
+    partials = part(ordered, chunk * partial_bytes(problem, packed, queries) // 4)
     grouped = queries > 1
     by_entries = ordered and not grouped
     row_ends, entry_list = part(by_entries, lists * kv_rows), part(by_entries, entries)

@@ -283,7 +283,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         cluster, at_once = 1, multiprocessors
     chunk = max(query_groups, 1)
     if problem.shared.options.deterministic:
-        chunk = fitting(query_groups, queries * partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
+        chunk = fitting(query_groups, partial_bytes(problem, packed, queries), PARTIAL_BYTES, at_once)
         if queries > 1:
             chunk = fitting(chunk, _group_list_bytes(problem, queries), LIST_BYTES, at_once)
     elif queries > 1 or in_order:
@@ -422,7 +422,7 @@ def workspace_limit(problem: Problem) -> int:
         sizes[:] = [max(sizes) + _further_lists_limit(problem, tokens)]
         for n in _packable_queries(problem):
             groups = all_query_groups(problem, n)
-            chunk = fitting(groups, n * partial_bytes(problem, True), PARTIAL_BYTES, 1)
+            chunk = fitting(groups, partial_bytes(problem, True, n), PARTIAL_BYTES, 1)
             chunk = fitting(chunk, _group_list_bytes(problem, n), LIST_BYTES, 1)
             lists = groups * _group_list_bytes(problem, n)
             sizes.append(workspace(problem, chunk, n, packed=True).bytes + min(LIST_BYTES, lists) + 1024)

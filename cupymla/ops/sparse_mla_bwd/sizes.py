@@ -5,9 +5,10 @@ from __future__ import annotations
 from .spec import Problem
 
 
-def partial_bytes(problem: Problem, packed: bool) -> int:
-    """Of the rows that one query's entries add."""
-    return problem.shared.topk * problem.shared.d_qk * (2 if packed else 4)
+def partial_bytes(problem: Problem, packed: bool, queries: int = 1) -> int:
+    """Of the rows that one query's entries add, or of the whole blocks of 64 of so many packed queries."""
+    rows = problem.shared.topk if queries == 1 else -(-queries * problem.shared.topk // 64) * 64
+    return rows * problem.shared.d_qk * (2 if packed else 4)
 
 
 def _batch(problem: Problem) -> int:
