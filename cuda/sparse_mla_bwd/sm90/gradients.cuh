@@ -33,31 +33,21 @@ struct Gradients {
     static_assert(Config::kHalfTiles == 4);
     constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
     if constexpr (Config::kPacked && Config::kQueries > 1) {
-      if (storage.non_finite != 0) {
-        run_one_by_one<kFirst, kLast>(more);
-        return;
-      }
+      run_in_turn<kFirst, kLast>(more);
+    } else {
+      send_first(kFirst);
+      send(kFirst + 1, true);
+      send_and_multiply_ahead(kFirst + 2, more);
+      if constexpr (kHasKeyRope) send(kFirst + 3, false);
+      send_last<!kHasKeyRope>(kLast);
     }
-    send_first(kFirst);
-    send(kFirst + 1, true);
-    send_and_multiply_ahead(kFirst + 2, more);
-    if constexpr (kHasKeyRope) send(kFirst + 3, false);
-    send_last<!kHasKeyRope>(kLast);
   }
 
-  // The same where rows are stored of packed queries that are taken one by one, for which there are branches: ptxas
-  // would have all products waited for at those. It is rare, so the code is short, not fast.
+  // The same where rows of packed queries are stored, which may have to be added to, for which there are branches: at
+  // those ptxas would have all products waited for. So while one consumer packs, the other one's are multiplied. A loop,
+  // so that instructions stay in their cache.
   template <int kFirst, int kLast>
-  __device__ __forceinline__ void run_one_by_one(bool more) {
-    const auto& tokens = storage.tokens[consumer.k_parity];
-    const int32_t own[2] = {tokens[consumer.row], tokens[consumer.row + 8]};
-#pragma unroll 1
-    for (int tile = kFirst; tile < kLast; ++tile) {
-      float sums[kTileSums];
-      issue_key_gradient<true>(sums, tile);
-      finish(sums, false);
-      targets.send_one_by_one(sums, own, tile * Config::kTileColumns, consumer.lane);
-    }
+  __device__ __forceinline__ void run_in_turn(bool more) {
     begin_query_gradient();
     sm90::wgmma_fence();
 #pragma unroll
@@ -66,20 +56,35 @@ struct Gradients {
       issue_narrow(step);
     }
     sm90::wgmma_commit();
+    sm90::wgmma_wait<0>();
+    sm90::warpgroup_fence_operand(consumer.dq_wide);
+    sm90::warpgroup_fence_operand(consumer.dq_narrow);
+#pragma unroll
+    for (Mbarrier& side : storage.free[0]) side.arrive();
+#pragma unroll 1
+    for (int tile = kFirst; tile < kLast; ++tile) send(tile, false);
     float sums[kTileSums];
     issue_key_gradient<!kHasKeyRope>(sums, kLast);
-    finish(sums, true);
-    storage.tiles_free.arrive();
-    targets.send_one_by_one(sums, own, kLast * Config::kTileColumns, consumer.lane);
+    // Behind it the scores of the next block. Their keys have been asked for since dQ was done.
+    bool ahead = false;
     if constexpr (ThisConsumer::kMultipliesAhead) {
+      ahead = more;
       if (more) {
         consumer.wait_for_next_keys();
         consumer.begin_scores();
 #pragma unroll
         for (int part = 0; part < Config::kParts; ++part) consumer.issue_scores(part);
+        sm90::wgmma_wait<Config::kParts>();
+        storage.tiles_free.arrive();
         consumer.finish_scores();
       }
     }
+    if (!ahead) {
+      sm90::wgmma_wait<0>();
+      storage.tiles_free.arrive();
+    }
+    sm90::warpgroup_fence_operand(sums);
+    targets.send(sums, kLast * Config::kTileColumns, consumer.lane);
   }
 
   __device__ __forceinline__ void begin_query_gradient() {

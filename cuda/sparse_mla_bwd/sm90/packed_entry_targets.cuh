@@ -92,32 +92,39 @@ struct PackedEntryTargets {
 
   template <int kCount>
   __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
+    if constexpr (Config::kQueries > 1) {
+      if (*static_cast<const volatile uint32_t*>(&storage.non_finite) != 0) {
+        send_one_by_one(sums, column, lane);
+        return;
+      }
+    }
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) send_line(sums, Places{}, line, column, lane);
   }
 
-  // The same where queries are taken one by one: no product may be under way. `own`: as `entries`, of one query.
+  // The same where queries are taken one by one: no product may be under way.
   template <int kCount>
-  __device__ __forceinline__ void send_one_by_one(const float (&sums)[kCount], const int32_t (&own)[2], int32_t column,
-                                                  int lane) const {
+  __device__ __forceinline__ void send_one_by_one(const float (&sums)[kCount], int32_t column, int lane) const {
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) {
-      uint8_t* const to = start(line, column, lane);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float eight[kPackedColumns];
         take(sums, line, r, eight);
-        put_one_by_one(eight, own[r] >= 0, r, to + r * 8 * kRowBytes);
+        // Row by row, for there are few registers.
+#pragma unroll
+        for (float& value : eight) make_opaque(value);
+        put_one_by_one(eight, entries[r] >= 0, start(line, column, lane) + r * 8 * kRowBytes);
       }
     }
   }
 
-  __device__ __forceinline__ void put_one_by_one(float (&eight)[kPackedColumns], bool is_own, int r, uint8_t* to) const {
+  __device__ __forceinline__ void put_one_by_one(float (&eight)[kPackedColumns], bool is_own, uint8_t* to) const {
     if (head_block > 0) {
       if (!is_own) return;
-      add_packed_columns(eight, *reinterpret_cast<const uint4*>(to));
+      const volatile uint32_t* old = reinterpret_cast<const volatile uint32_t*>(to);
+      add_packed_columns(eight, make_uint4(old[0], old[1], old[2], old[3]));
     } else if (!is_own) {
-      if (first_entry + row + 8 * r >= storage.entries) return;
 #pragma unroll
       for (float& column : eight) column = 0.f;
     }
