@@ -71,7 +71,7 @@ def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
 @pytest.mark.parametrize("listed", [1, 2])
 def test_chunks_of_query_groups_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch, listed: int) -> None:
     """Three chunks of two query groups, whose lists are made for one or two chunks at a time."""
-    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 4 * 70 * 512 * 2)
+    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 320 * 512 * 2)
     each = 4 * 70 * 4 + 4 * 70 * 4 * 2 + 5 * 8
     monkeypatch.setattr(plan, "LIST_BYTES", 2 * each * listed)
     problem = case(16, 11, 70, 150, wants_dist=True, batch=2, lengths="hostile", sink="finite", selection="duplicates")
