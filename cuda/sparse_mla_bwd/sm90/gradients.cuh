@@ -45,7 +45,7 @@ struct Gradients {
 
   // The same where rows of packed queries are stored, which may have to be added to, for which there are branches: at
   // those ptxas would have all products waited for. So while one consumer packs, the other one's are multiplied. A loop,
-  // so that instructions stay in their cache.
+  // so that instructions stay in their cache, but without the RoPE, where ptxas would spill.
   template <int kFirst, int kLast>
   __device__ __forceinline__ void run_in_turn(bool more) {
     begin_query_gradient();
@@ -61,7 +61,8 @@ struct Gradients {
     sm90::warpgroup_fence_operand(consumer.dq_narrow);
 #pragma unroll
     for (Mbarrier& side : storage.free[0]) side.arrive();
-#pragma unroll 1
+    constexpr int kUnrolled = Config::kHasRope ? 1 : kLast - kFirst;
+#pragma unroll kUnrolled
     for (int tile = kFirst; tile < kLast; ++tile) send(tile, false);
     float sums[kTileSums];
     issue_key_gradient<!kHasKeyRope>(sums, kLast);
