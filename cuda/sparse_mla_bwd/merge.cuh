@@ -7,6 +7,7 @@
 #include "../common/grid_dependency.cuh"
 #include "../common/warp.cuh"
 #include "query_group.cuh"
+#include "group_words.cuh"
 #include "dkv_rows.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -23,8 +24,9 @@ struct MergeStorage {
   uint32_t non_finite;                          // kNonFinite where a row has numbers that are not finite, else 0
 };
 
-// A CTA to a query group.
-template <int kQueries>
+// A CTA to a query group. kFixedOrder: whether row entries of tokens that are named once more have an order too, by
+// token and query, and where a token stands in the list is told as well (group_words.cuh).
+template <int kQueries, bool kFixedOrder = false>
 struct Merge {
   static constexpr int kOwn = kMaxEntries / kQueries / kMergeThreads;  // entries of a query that a thread has
 
@@ -51,7 +53,14 @@ struct Merge {
     __syncthreads();
     const uint32_t rows = list_rows();
     __syncthreads();
-    place_entries(rows);
+    if constexpr (kFixedOrder) {
+      find_places(rows);
+      __syncthreads();
+      if (storage.repeated != 0) sort_repeated(rows);
+      if (params.row_topk_entries != nullptr) tell_entries(rows);
+    } else {
+      place_entries(rows);
+    }
     __syncthreads();
     if (threadIdx.x == 0) params.row_counts[blockIdx.x] = (rows + storage.repeated) | storage.non_finite;
   }
@@ -138,6 +147,7 @@ struct Merge {
     }
     for (int word = begin; word < end; ++word) {
       storage.before[word] = place;
+      if constexpr (kFixedOrder) group_words(params, blockIdx.x)[word] = GroupWord{any(word), place};
       for (uint32_t bits = any(word); bits != 0; bits &= bits - 1) {
         const int bit = __ffs(static_cast<int>(bits)) - 1;
         uint32_t queries = 0;
@@ -160,6 +170,10 @@ struct Merge {
     if (params.row_topk_entries == nullptr && named_before == 0) return;
     find_places(rows);
     if (params.row_topk_entries == nullptr) return;
+    tell_entries(rows);
+  }
+
+  __device__ __forceinline__ void tell_entries(uint32_t rows) {
     // Nobody needs the bits any more. What is put together in their place leaves in a row: two bytes here and there in
     // global memory would take L2 a sector each.
     auto* const entries = reinterpret_cast<Entries*>(storage.members);
@@ -182,6 +196,34 @@ struct Merge {
     auto* const to =
         reinterpret_cast<Entries*>(params.row_topk_entries) + query_group.first_row_entry(params, blockIdx.x);
     for (uint32_t place = threadIdx.x; place < row_entries; place += kMergeThreads) to[place] = entries[place];
+  }
+
+  // Which of equal entries of a query was first is left to chance, but they are the same to all that is summed.
+  __device__ __forceinline__ void sort_repeated(uint32_t rows) {
+    auto* const listed = reinterpret_cast<int32_t*>(storage.members);  // which nobody needs any more
+    const uint32_t repeated = storage.repeated;
+    for (uint32_t i = threadIdx.x; i < repeated; i += kMergeThreads) listed[i] = row_entry(rows + i);
+    for (int word = threadIdx.x; word < words(); word += kMergeThreads) {
+      group_words(params, blockIdx.x)[word].before |= kHasRepeated;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if ((named_before >> (own * kOwn + i) & 1u) == 0) continue;
+        const uint32_t at = static_cast<uint32_t>(tokens[own][i]) - rows;
+        const int32_t entry = listed[at];
+        const uint32_t key = repeated_key<kQueries>(entry);
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < repeated; ++j) {
+          const uint32_t other = repeated_key<kQueries>(listed[j]);
+          rank += other < key || (other == key && j < at);
+        }
+        row_entry(rows + rank) = entry;
+        tokens[own][i] = static_cast<int32_t>(rows + rank);
+      }
+    }
   }
 
   // Of this thread's top-k entries that are valid the row entry's place, in the place of the token.
@@ -221,11 +263,11 @@ __device__ __forceinline__ void mark_non_finite_rows(const Parameters& params) {
   }
 }
 
-template <int kQueries>
+template <int kQueries, bool kFixedOrder = false>
 __device__ __forceinline__ void merge(MergeStorage<kQueries>& storage, const Parameters& params) {
   wait_for_primary_grid(params.has_dependent != 0);
   if (params.query_begin + blockIdx.x >= params.query_end) return;
-  Merge<kQueries>(storage, params).run();
+  Merge<kQueries, kFixedOrder>(storage, params).run();
 }
 
 }  // namespace cupymla::sparse_mla_bwd

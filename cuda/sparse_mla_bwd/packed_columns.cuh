@@ -94,6 +94,26 @@ __device__ __forceinline__ void pack_eights(const float (&columns)[kCount][kPack
   }
 }
 
+// `pack_columns` without a branch, for where products are under way: what is not finite goes the same way, by one and
+// zero in the place of the power of two and of what rounds, and leaves its upper bits in the place of its lower ones.
+__device__ __forceinline__ uint4 pack_by_selects(const float (&columns)[kPackedColumns]) {
+  const uint32_t exponent = min(shared_exponent(columns), kPackedNotFinite);
+  // By arithmetic: of a choice between constants one would be kept in a register.
+  const uint32_t shift = (exponent + 1) >> 8;  // 1 where there is a column that is not finite
+  const float scale = __uint_as_float((267u - exponent + shift * (127 - 12)) << 23);
+  const float large = shift != 0 ? 0.f : 12582912.f + kPackedZero;
+  const uint32_t halves = 0x5410u + shift * (0x7632u - 0x5410u);
+  const uint32_t spread = spread_exponent(exponent);
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = __float_as_uint(fmaf(columns[2 * i], scale, large));
+    const uint32_t high = __float_as_uint(fmaf(columns[2 * i + 1], scale, large));
+    words[i] = with_exponent(__byte_perm(low, high, halves) >> shift, spread, i);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // The exponent of packed columns, as `spread_exponent` leaves it.
 __device__ __forceinline__ uint32_t packed_spread(const uint4& packed) {
   return (packed.x >> 3 & 0x10001000u) | (packed.y >> 2 & 0x20002000u) | (packed.z >> 1 & 0x40004000u) |

@@ -84,6 +84,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(
             KernelEntry("sparse_mla_bwd", "sm_90a"),
             KernelEntry("sparse_mla_bwd_packed", "sm_90a"),
+            KernelEntry("sparse_mla_bwd_stored", "sm_90a"),
             KernelEntry("sparse_mla_bwd", "sm_100f"),
         ),
     ),

@@ -68,7 +68,7 @@ def _mla(h: int, k: int, q: int, kv: int, **traits: Any) -> Case:
     return sized(h, 512, k, q, kv, "", "masks", **{"selection": "full", **traits})
 
 
-_SINGLE = ("plan._MARGIN=0.0", "two_phase._WHEN='never'")
+_SINGLE = ("plan._MARGIN=0.0", "two_phase._WHEN='never'", "stored.PACKS_ROWS=False")
 _TWO_PHASE = ("plan._MARGIN=0.0", "two_phase._WHEN='always'")
 _PACKED_QUERIES = ("plan._MARGIN=1e9",)
 _ORDER = ("plan._ORDER_GAIN=-1.0",)
@@ -107,6 +107,7 @@ def _backward() -> dict[str, Kernel]:
         "bwd-packed-queries-4": kernel(four, _PACKED_QUERIES, 1, STAGE=0, QUERIES=4),
         "bwd-packed-queries-2": kernel(two, _PACKED_QUERIES, 1, 20, STAGE=0, QUERIES=2),
         "bwd-merge": kernel(four, _PACKED_QUERIES, 1, STAGE=9),
+        "bwd-stored": Kernel("sparse_mla_bwd", "sm_90a", fixed, 1, {"STAGE": 0}, "sparse_mla_bwd_stored", most=12),
         "bwd-64-stored": kernel(fixed, _SINGLE, 1, 12, STAGE=0, PARTIALS=1),
         "bwd-cluster-packed": kernel(pair_fixed, _SINGLE, 2, 12, STAGE=0, PARTIALS=2),
         "bwd-dq_dkv-packed": kernel(two_phase_fixed, _TWO_PHASE, 4, 12, STAGE=13, PARTIALS=2),

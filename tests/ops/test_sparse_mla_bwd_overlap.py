@@ -27,7 +27,7 @@ from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import sized
-from cupymla.ops.sparse_mla_bwd import cases, launches, plan
+from cupymla.ops.sparse_mla_bwd import cases, launches, plan, stored
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, Kernel, emulated
@@ -129,7 +129,7 @@ ACCESSES = r"\b(LDG|STG|REDG?|ATOMG?|LDGSTS|UTMALDG|UTMASTG|UTMAPF|UTMAREDG|UBLK
 def kernels() -> list[build.KernelSource]:
     """One of each stage, architecture and way to share a query, whatever the dtype and the channels."""
     plain = ("CUPYMLA_D_QK", "CUPYMLA_FP16")
-    found = {(s.arch, *(each for each in s.defines if each[0] not in plain)): s for s in plan.sources()}
+    found = {(s.arch, s.entry, *(each for each in s.defines if each[0] not in plain)): s for s in plan.sources()}
     return list(found.values())
 
 
@@ -150,7 +150,7 @@ def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSou
     sources read so by `__ldg`. The compiler makes no others of them."""
     stage = launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
     found = uncached(build.ptx(source))
-    packed = ("zero", "merge") if source.entry == plan.GROUP_KERNEL else ()
+    packed = ("zero", "merge") if source.entry in (plan.GROUP_KERNEL, stored.KERNEL) else ()
     assert bool(found) == (stage in ("attention", "p_ds", "count", "place", "sort", *packed))
     # indices; rows of out, on sm_90a and Blackwell, and of kv
     row = "reinterpret_cast<const uint4*>({}) + chunk"

@@ -34,6 +34,13 @@ __device__ __forceinline__ uint32_t parity_of_head_block(const Consumer<Config, 
   return Config::kQueries == 1 ? consumer.head_block_parity : static_cast<uint32_t>(head_block) & 1u;
 }
 
+// Read whenever it is wanted where packing leaves no register to keep it in.
+template <typename Config>
+__device__ __forceinline__ int32_t entries_of(const Work<Config>& query, const Storage<Config>& storage) {
+  if constexpr (Config::kPacked) return *static_cast<const volatile int32_t*>(&storage.entries);
+  return query.entries;
+}
+
 template <typename Config, typename Element, int kWarpgroupIdx>
 __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>& consumer,
                                         const Work<Config>& query, int32_t head_block) {
@@ -50,9 +57,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>
     return params.attn_dist + at.batch * params.attn_dist_batch + at.query * params.attn_dist_query + first_entry;
   };
   constexpr bool kMultipliesAhead = Consumer<Config, Element, kWarpgroupIdx>::kMultipliesAhead;
-  if (kMultipliesAhead && query.entries > 0) consumer.multiply_scores(consumer.k_parity);
-  for (int32_t first_entry = 0; first_entry < query.entries; first_entry += Config::kTileKeys) {
-    const int32_t entries_left = query.entries - first_entry;
+  if (kMultipliesAhead && entries_of(query, storage) > 0) consumer.multiply_scores(consumer.k_parity);
+  for (int32_t first_entry = 0; first_entry < entries_of(query, storage); first_entry += Config::kTileKeys) {
+    const int32_t entries_left = entries_of(query, storage) - first_entry;
     if constexpr (!kMultipliesAhead) consumer.multiply_scores(consumer.k_parity);
     if constexpr (kWarpgroupIdx == 0) {
       consumer.make_probabilities(wants_distribution);
@@ -65,9 +72,15 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>
       consumer.make_score_gradients();
     }
     storage.ds_ready.wait(consumer.k_parity);
-    const RowTargets<Config> targets(params, pinned_position(query), first_entry, head_block, consumer.row,
-                                     consumer.entries);
-    Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
+    if constexpr (Config::kPacked) {
+      const PackedEntryTargets<Config> targets(storage, params, first_entry, head_block, consumer.row,
+                                               consumer.entries);
+      Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
+    } else {
+      const RowTargets<Config> targets(params, pinned_position(query), first_entry, head_block, consumer.row,
+                                       consumer.entries);
+      Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
+    }
     consumer.k_parity ^= 1u;
   }
   const QueryPosition position = pinned_position(query);

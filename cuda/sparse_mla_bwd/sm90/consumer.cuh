@@ -3,6 +3,7 @@
 
 #include "../../common/math.cuh"
 #include "../../common/matrix.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/reduction.cuh"
 #include "atoms.cuh"
 #include "../params.cuh"
@@ -191,7 +192,9 @@ struct Consumer {
   // Leaves the sums of the block's P (without the sink) over each warp's heads in shared memory. `scores` is P but for
   // the factors of its heads.
   __device__ __forceinline__ void sum_over_heads() {
-    const float factor = storage.factor[row], factor_below = storage.factor[row + 8];
+    int own = row;
+    if constexpr (Config::kPacked) make_opaque(own);  // or its address is kept, and spilled
+    const float factor = storage.factor[own], factor_below = storage.factor[own + 8];
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
 #pragma unroll

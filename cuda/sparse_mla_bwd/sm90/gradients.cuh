@@ -2,9 +2,13 @@
 #pragma once
 
 #include "consumer.cuh"
+#include "packed_entry_targets.cuh"
 #include "row_targets.cuh"
 
 namespace cupymla::sparse_mla_bwd {
+
+template <typename Config>
+using EntryTargets = conditional_t<Config::kPacked, PackedEntryTargets<Config>, RowTargets<Config>>;
 
 template <typename Config, typename Element, int kWarpgroupIdx>
 struct Gradients {
@@ -18,9 +22,9 @@ struct Gradients {
 
   ThisConsumer& consumer;
   Storage<Config>& storage;
-  RowTargets<Config> targets;
+  EntryTargets<Config> targets;
 
-  __device__ __forceinline__ Gradients(ThisConsumer& consumer, const RowTargets<Config>& targets)
+  __device__ __forceinline__ Gradients(ThisConsumer& consumer, const EntryTargets<Config>& targets)
       : consumer(consumer), storage(consumer.storage), targets(targets) {}
 
   // `more`: whether there is another block.
@@ -28,11 +32,60 @@ struct Gradients {
     constexpr int kFirst = kWarpgroupIdx * Config::kHalfTiles;
     static_assert(Config::kHalfTiles == 4);
     constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
-    send_first(kFirst);
-    send(kFirst + 1, true);
-    send_and_multiply_ahead(kFirst + 2, more);
-    if constexpr (kHasKeyRope) send(kFirst + 3, false);
-    send_last<!kHasKeyRope>(kLast);
+    if constexpr (Config::kPacked && Config::kQueries > 1) {
+      run_in_turn<kFirst, kLast>(more);
+    } else {
+      send_first(kFirst);
+      send(kFirst + 1, true);
+      send_and_multiply_ahead(kFirst + 2, more);
+      if constexpr (kHasKeyRope) send(kFirst + 3, false);
+      send_last<!kHasKeyRope>(kLast);
+    }
+  }
+
+  // The same where rows of packed queries are stored, which may have to be added to, for which there are branches: at
+  // those ptxas would have all products waited for. So while one consumer packs, the other one's are multiplied. A loop,
+  // so that instructions stay in their cache, but without the RoPE, where ptxas would spill.
+  template <int kFirst, int kLast>
+  __device__ __forceinline__ void run_in_turn(bool more) {
+    begin_query_gradient();
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      issue_wide(step);
+      issue_narrow(step);
+    }
+    sm90::wgmma_commit();
+    sm90::wgmma_wait<0>();
+    sm90::warpgroup_fence_operand(consumer.dq_wide);
+    sm90::warpgroup_fence_operand(consumer.dq_narrow);
+#pragma unroll
+    for (Mbarrier& side : storage.free[0]) side.arrive();
+    constexpr int kUnrolled = Config::kHasRope ? 1 : kLast - kFirst;
+#pragma unroll kUnrolled
+    for (int tile = kFirst; tile < kLast; ++tile) send(tile, false);
+    float sums[kTileSums];
+    issue_key_gradient<!kHasKeyRope>(sums, kLast);
+    // Behind it the scores of the next block. Their keys have been asked for since dQ was done.
+    bool ahead = false;
+    if constexpr (ThisConsumer::kMultipliesAhead) {
+      ahead = more;
+      if (more) {
+        consumer.wait_for_next_keys();
+        consumer.begin_scores();
+#pragma unroll
+        for (int part = 0; part < Config::kParts; ++part) consumer.issue_scores(part);
+        sm90::wgmma_wait<Config::kParts>();
+        storage.tiles_free.arrive();
+        consumer.finish_scores();
+      }
+    }
+    if (!ahead) {
+      sm90::wgmma_wait<0>();
+      storage.tiles_free.arrive();
+    }
+    sm90::warpgroup_fence_operand(sums);
+    targets.send(sums, kLast * Config::kTileColumns, consumer.lane);
   }
 
   __device__ __forceinline__ void begin_query_gradient() {

@@ -51,6 +51,7 @@ struct Work : SparseQuery<Config::kTileKeys> {
   static __device__ __forceinline__ int32_t token(int32_t row_entry, uint32_t) { return row_entry; }
   static __device__ __forceinline__ bool has_head_block(const Parameters& params, const Storage<Config>&,
                                                            int32_t head_block) {
+    if constexpr (Config::kPacked) return head_block == 0;  // known, so that there is no register for it
     return head_block < params.head_blocks;
   }
 };

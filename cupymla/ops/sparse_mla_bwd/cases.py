@@ -21,7 +21,7 @@ WRITTEN = ARGUMENTS.written
 
 CHOICES = {
     "sparse_mla_bwd": Choice(
-        ("plan._MARGIN=0.0", "two_phase._WHEN='never'"),
+        ("plan._MARGIN=0.0", "two_phase._WHEN='never'", "stored.PACKS_ROWS=False"),
         further=(
             ("order", "plan._ORDER_GAIN=-1.0"),
             ("two_phase", "two_phase._WHEN='always'"),
@@ -33,6 +33,11 @@ CHOICES = {
         ),
     ),
     "sparse_mla_bwd_packed": Choice("plan._MARGIN=1e9", intents=("packed_queries",)),
+    "sparse_mla_bwd_stored": Choice(
+        "plan._MARGIN=0.0",
+        intents=("stored", "stored_queries"),
+        further=(("stored_queries", "plan._MARGIN=1e9"),),
+    ),
 }
 
 
@@ -64,6 +69,34 @@ def _packed_queries() -> Iterator[MlaCase]:
     yield make("", 4, d=512, k=2048, kv=131072, h=3)
     yield make("_dist", 3, k=4096, kv=5001, h=30, wants_dist=True)
     yield make("_dist", 1400, k=257, kv=500, wants_dist=True, lengths="hostile", sink="finite")
+
+
+def _stored() -> Iterator[MlaCase]:
+    """Deterministic, up to 64 heads: rows are stored, packed. Of packed queries, too."""
+
+    def make(name: str, h: int, q: int, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_stored{name}", "stored", deterministic=True, **traits)
+
+    yield make("", 64, 4, k=130)
+    yield make("", 33, 4, d=512, k=70, kv=90, dtype="float16", layout="strided", batch=2, lengths="hostile")
+    yield make("_dist_sink_duplicates", 50, 3, kv=40, selection="duplicates", sink="finite", wants_dist=True)
+    # More entries for a token than are sorted at a time; without a sink dq would be what rounding leaves.
+    yield make("_sink_duplicates", 64, 1, d=512, k=1100, kv=1, selection="duplicates", sink="finite")
+    yield make("_nothing", 5, 3, kv=40, selection="nothing")
+
+    def packed(name: str, h: int, q: int, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_stored_queries{name}", "stored_queries", deterministic=True, **traits)
+
+    yield packed("", 16, 9, k=130, kv=400, batch=3, lengths="hostile")
+    yield packed("_sink", 1, 5, k=1, kv=1, selection="full", sink="finite")
+    yield packed("", 32, 5, k=130, kv=150, dtype="float16", layout="strided")
+    yield packed("_dist_duplicates", 17, 5, d=512, kv=90, selection="duplicates", wants_dist=True)
+    yield packed("_duplicates", 16, 7, k=130, kv=50, selection="duplicates")
+    yield packed("_few", 16, 7, d=512, k=400, kv=500, selection="few")
+    yield packed("_causal_stride4", 16, 13, kv=20, causal=True, k_stride=4, q_start=3)
+    # The most tokens; as many queries as make an H200 choose packed ones by itself.
+    yield packed("", 3, 4, d=512, k=2048, kv=131072)
+    yield packed("_dist", 16, 1400, k=257, kv=500, wants_dist=True, lengths="hostile", sink="finite")
 
 
 def _order() -> Iterator[MlaCase]:
@@ -159,7 +192,9 @@ CASES: tuple[MlaCase, ...] = (
     # More heads than a 2-CTA cluster takes at a time; more entries for a token than are sorted at a time.
     sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
     sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
+    sized(64, 576, 65, 5, 90, "_det_fp32", "options", deterministic=True, dkv_dtype="float32"),
     *_packed_queries(),
+    *_stored(),
     *_order(),
     *_two_phase(),
     *_columns_outermost(),
@@ -173,6 +208,8 @@ BENCH: tuple[MlaCase, ...] = (
     *(sized(h, 576, 2048, 4096, 8192) for h in (32, 16)),
     *(sized(128, 576, 2048, 4096, kv, "_overlap90", selection="overlap90") for kv in (8192, 32768)),
     *(sized(128, 576, 2048, 4096, kv, "_det", deterministic=True) for kv in (8192, 32768)),
+    *(sized(h, 576, 2048, 4096, 8192, "_det", deterministic=True) for h in (64, 32, 16)),
+    sized(64, 576, 2048, 4096, 32768, "_det", deterministic=True),
     sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
     *(sized(h, 576, 2048, 4096, 8192, "_dist", wants_dist=True) for h in (128, 16)),
     sized(128, 576, 2048, 4096, 32768, "_dist", wants_dist=True),

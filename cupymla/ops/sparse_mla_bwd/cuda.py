@@ -21,6 +21,7 @@ from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
 from . import plan
 from .launches import ATTENDING, Launch, Stage
+from .sizes import group_word_bytes
 from .spec import OPERATOR, Problem, Views
 
 
@@ -126,13 +127,28 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.sums, record.dkv = workspace + layout.sums, outputs[1]
     if layout.sink_terms is not None:
         record.sink_terms, record.d_sink = workspace + layout.sink_terms, outputs[2]
-    if layout.partials is not None and layout.row_ends is not None and layout.entry_list is not None:
-        record.partials = workspace + layout.partials
-        record.row_ends = workspace + layout.row_ends
-        record.entry_list = workspace + layout.entry_list
-    for name in ("rows", "row_topk_entries", "row_counts", "listed_dist", "non_finite_rows", "p_ds"):
+    for name in (
+        *("partials", "row_ends", "entry_list", "rows", "row_topk_entries", "row_counts", "listed_dist"),
+        *("non_finite_rows", "p_ds"),
+    ):
         start: int | None = getattr(layout, name)
         setattr(record, name, None if start is None else workspace + start)
+    if layout.group_words is not None:
+        record.row_ends = workspace + layout.group_words
+
+
+def _list_bytes(chosen: plan.Plan) -> dict[str, int]:
+    """What one chunk has of each list, in bytes, where those of several are made at once."""
+    topk = chosen.problem.shared.topk
+    if chosen.queries == 1:
+        return {"row_ends": chosen.kv_rows * 4, "entry_list": chosen.chunk * topk * 4}
+    entries = chosen.chunk * chosen.queries * topk
+    return {
+        "rows": entries * 4,
+        "row_topk_entries": entries * chosen.queries * 2,
+        "row_counts": chosen.chunk * 4,
+        "row_ends": chosen.chunk * group_word_bytes(chosen.problem),
+    }
 
 
 def put_in_order(listed: Parameters, record: Parameters, chosen: plan.Plan, begin: int) -> None:
@@ -176,7 +192,7 @@ class Binding:
         self._parameters = parameters(self.plan, views, outputs)
         self._listed = Parameters() if self.plan.in_order else self._parameters  # the attention's
         self._pointers: tuple[int, int, int] | None = None
-        self._lists = (0, 0)
+        self._lists: list[tuple[str, int, int]] = []  # of the first chunk: names, addresses, bytes of a chunk
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
         self._launchers: dict[tuple[Stage, tuple[int, int, int], bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
@@ -208,7 +224,9 @@ class Binding:
         """Set every address. The views' layouts are those the binding was made for."""
         point(self._parameters, self.plan, views, outputs, workspace)
         record = self._parameters
-        self._lists = record.row_ends or 0, record.entry_list or 0
+        sizes = _list_bytes(self.plan) if self.plan.lists > 1 else {}
+        starts = {name: getattr(record, name) for name in sizes}
+        self._lists = [(name, start, sizes[name]) for name, start in starts.items() if start is not None]
         pointers = (views.q.ptr, views.dout.ptr, views.kv.ptr)
         if self.launcher is None or self._pointers == pointers:
             return
@@ -249,10 +267,8 @@ class Binding:
 
     def _take_list(self, number: int) -> None:
         """Point the record to what that chunk has of the lists; to all of them for number 0."""
-        shared = self.plan.problem.shared
-        row_ends, entry_list = self._lists
-        self._parameters.row_ends = row_ends + number * self.plan.kv_rows * 4
-        self._parameters.entry_list = entry_list + number * self.plan.chunk * shared.topk * 4
+        for name, start, size in self._lists:
+            setattr(self._parameters, name, start + number * size)
 
 
 def wanted(views: Views, problem: Problem) -> Results:

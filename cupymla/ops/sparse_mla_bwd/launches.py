@@ -40,7 +40,7 @@ class Launch:
         lists: for how many chunks of queries it makes lists of entries; 1 of what makes none.
         column_splits: splits of the columns whose CTAs begin one split after another; 1 where all of a query's begin
             at once.
-        list: which of the chunks that have lists it takes; 0 of what reads none.
+        list: which of the chunks that have lists it takes; 0 of what reads none, or makes them.
         dependent: whether a launch of the call comes before it, which it may overlap with.
         has_dependent: whether one comes after it.
     """
@@ -69,12 +69,13 @@ class Workspace:
         sums: fp32 [batch * s_kv, d_qk], for a cluster on sm_90a with `SPARE_ROWS` more; where dkv is not added to
             itself.
         sink_terms: fp32 [queries, h_q], with a sink.
-        partials: fp32 [chunk, topk, d_qk], or two bytes each where rows are packed; when deterministic, as the rest.
-        row_ends: int32 [lists, batch * s_kv].
-        entry_list: int32 [lists, chunk, topk].
-        rows: int32 [chunk, queries * topk], when queries are packed or in order, as the rest.
-        row_topk_entries: uint16 [chunk, queries * topk, queries], with a distribution.
-        row_counts: uint32 [chunk].
+        partials: fp32 [chunk, queries * topk, d_qk], or two bytes each where rows are packed; when deterministic.
+        row_ends: int32 [lists, batch * s_kv], when deterministic and queries are not packed.
+        entry_list: int32 [lists, chunk, topk], likewise.
+        rows: int32 [lists, chunk, queries * topk], when queries are packed or in order, as the rest.
+        row_topk_entries: uint16 [lists, chunk, queries * topk, queries], with a distribution.
+        row_counts: uint32 [lists, chunk].
+        group_words: uint32 [lists, chunk, ceil(s_kv / 32), 2], when queries are packed and deterministic.
         listed_dist: fp32 [chunk, topk], in order with a distribution.
         non_finite_rows: uint8 [batch * s_kv], when queries are packed.
         p_ds: 16-bit [chunk, blocks of 64 entries, 2, 2, 64 * 64], P and dS, and int32 [chunk, 2], how many entries
@@ -90,6 +91,7 @@ class Workspace:
     rows: int | None
     row_topk_entries: int | None
     row_counts: int | None
+    group_words: int | None
     listed_dist: int | None
     non_finite_rows: int | None
     p_ds: int | None

@@ -14,9 +14,10 @@ from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
-from . import two_phase
+from . import stored, two_phase
 from .launches import ATTENDING, STAGES, Launch, Stage, Workspace
-from .sizes import all_kv_rows, all_query_groups, all_tokens, fitting, list_bytes, partial_bytes
+from .layout import PART_ALIGNMENT, workspace
+from .sizes import all_kv_rows, all_query_groups, all_tokens, fitting, group_word_bytes, list_bytes, partial_bytes
 from .spec import OPERATOR, Problem
 
 MAX_CTAS = 2**31 - 1
@@ -31,10 +32,6 @@ cuda/sparse_mla_bwd/sm90/cluster_config.cuh."""
 
 ROPE_COLUMNS = 32
 """Columns of the RoPE that a CTA of such a cluster has: as `kRopeColumns` there."""
-
-SPARE_ROWS = 64
-"""Rows behind all others, to which such a cluster adds what it has for entries that are not valid: as `kSpareRows` in
-cuda/sparse_mla_bwd/sm90/cluster_rows.cuh."""
 
 CLUSTER_TOPK = 1 << 26
 """Entries of a query that such a cluster can count: blocks of 64 by the bits from `kBlock` on in
@@ -85,14 +82,15 @@ MANY_LISTS_ARCHS = ("sm_90a",)
 """Targets whose kernels list the entries of several chunks at once."""
 
 PACKS_ROWS = True
-"""Whether rows that entries add are stored by 16 bits a column where they can be: a cluster's on sm_90a, of a 16-bit
-dkv, where heads are one head block."""
+"""Whether rows that entries add are stored by 16 bits a column where they can be: on sm_90a, of a 16-bit dkv, where
+heads are one head block."""
 
 PACKED_TOPK = 1 << 24
 """Entries of a query up to which they are: sixteen bytes of rows are counted in 32 bits."""
 
-PARTIAL_BYTES = 1 << 30
-"""What the rows that entries add may take at a time, when stored for sums in a fixed order; one query's at least."""
+PARTIAL_BYTES = 5 << 28
+"""What the rows that entries add may take at a time, when stored for sums in a fixed order; one query's at least. A
+wave of 132 groups of four queries with a topk of 2048 has room, packed."""
 
 # Cycles of an H200's multiprocessor, estimated (cuda/sparse_mla_bwd/sm90/README.md): a block of 64 entries or rows,
 # what comes between queries, and what comes between query groups.
@@ -111,7 +109,6 @@ _PACKED = 2  # the CUPYMLA_PARTIALS of rows by 16 bits a column
 _PACKED_STAGES: tuple[Stage, ...] = ("attention", "dq_dkv", "sum")
 _CLUSTER_STAGES = ("zero", "round")  # beside the attention, that clusters on sm_90a have of their own
 
-_PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
 _LIST_CTA_ROWS = 256  # that a CTA of `clear` takes at a time
 _SINK_CTA_HEADS = 32
@@ -185,6 +182,8 @@ class Plan:
     def source(self, stage: Stage) -> KernelSource:
         """What to compile for a stage."""
         shared = self.problem.shared
+        if self.packed and not self.is_cluster and stage in stored.stages(self.queries):
+            return stored.variant(self.arch, stage, shared.d_qk, shared.dtype, self.queries)
         written = self.problem.dkv_dtype if stage == "round" else shared.dtype
         return variant(
             self.arch,
@@ -192,8 +191,8 @@ class Plan:
             d_qk=shared.d_qk,
             dtype=written,
             block_heads=self.block_heads if self.queries == 1 else BLOCK_HEADS[0],
-            partials=shared.options.deterministic,
-            packed=self.packed,
+            partials=shared.options.deterministic and self.queries == 1,
+            packed=self.packed and self.is_cluster,
             queries=self.queries,
         )
 
@@ -230,18 +229,22 @@ class Plan:
             yield Launch("attention", (last - first) * self.cluster, first, last)
 
     def _in_fixed_order(self) -> Iterator[Launch]:
-        """Lists of several chunks' entries, then these chunks."""
-        for listed in range(0, self.tokens, self.chunk * self.lists):
-            end = min(listed + self.chunk * self.lists, self.tokens)
+        """Lists of several chunks' entries, or of their query groups' rows, then these chunks."""
+        for listed in range(0, self.query_groups, self.chunk * self.lists):
+            end = min(listed + self.chunk * self.lists, self.query_groups)
             lists, queries = -(-(end - listed) // self.chunk), min(self.chunk, end - listed)
-            yield Launch("clear", min(self.row_ctas, -(-self.kv_rows // _LIST_CTA_ROWS)), listed, end, lists)
-            yield Launch("count", queries, listed, end, lists)
-            yield Launch("scan", 1, listed, end, lists)
-            yield Launch("place", queries, listed, end, lists)
+            if self.queries > 1:
+                yield Launch("merge", end - listed, listed, end)
+            else:
+                yield Launch("clear", min(self.row_ctas, -(-self.kv_rows // _LIST_CTA_ROWS)), listed, end, lists)
+                yield Launch("count", queries, listed, end, lists)
+                yield Launch("scan", 1, listed, end, lists)
+                yield Launch("place", queries, listed, end, lists)
             for number in range(lists):
                 first = listed + number * self.chunk
                 last = min(first + self.chunk, end)
-                yield from self._attention(first, last)
+                for launch in self._attention(first, last):
+                    yield replace(launch, list=number)
                 yield Launch("sum", self.kv_rows, first, last, list=number)
 
     def _last(self) -> Iterator[Launch]:
@@ -280,12 +283,14 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         cluster, at_once = 1, multiprocessors
     chunk = max(query_groups, 1)
     if problem.shared.options.deterministic:
-        chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
+        chunk = fitting(query_groups, partial_bytes(problem, packed, queries), PARTIAL_BYTES, at_once)
+        if queries > 1:
+            chunk = fitting(chunk, _group_list_bytes(problem, queries), LIST_BYTES, at_once)
     elif queries > 1 or in_order:
         chunk = fitting(query_groups, list_bytes(problem, queries), LIST_BYTES, at_once)
     if in_phases:
         chunk = fitting(chunk, two_phase.p_ds_bytes(problem), two_phase.P_DS_BYTES, at_once)
-    lists = _lists(problem, chunk, arch.name in MANY_LISTS_ARCHS)
+    lists = _lists(problem, chunk, queries, arch.name in MANY_LISTS_ARCHS)
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
     head_blocks = -(-shared.h_q // block_heads)
@@ -318,7 +323,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
 def _packable_queries(problem: Problem) -> tuple[int, ...]:
     """How many neighbouring queries can be packed, more before less."""
     shared = problem.shared
-    if shared.options.deterministic or not 0 < shared.s_kv <= GROUP_TOKENS:
+    is_summed = packs_rows(problem, "sm_90a") or not shared.options.deterministic  # whether sums can be made of rows
+    if not is_summed or not 0 < shared.s_kv <= GROUP_TOKENS:
         return ()
     return tuple(n for n, heads in GROUP_HEADS.items() if shared.h_q <= heads and n * shared.topk <= GROUP_ENTRIES)
 
@@ -354,14 +360,14 @@ def packs_rows(problem: Problem, arch_name: str) -> bool:
     bits. A second head block would have to add to what the first has packed.
     """
     shared = problem.shared
-    one_head_block = CTA_HEADS < shared.h_q <= BLOCK_HEADS[1]
     return (
         PACKS_ROWS
         and shared.options.deterministic
         and problem.dkv_dtype != "float32"
-        and one_head_block
+        and shared.h_q <= BLOCK_HEADS[1]
         and shared.topk <= PACKED_TOPK
-        and _is_cluster(arch_name, BLOCK_HEADS[1])
+        and arch_name in stored.SOURCES
+        and (stored.PACKS_ROWS or shared.h_q > CTA_HEADS)
     )
 
 
@@ -371,66 +377,23 @@ def _can_take_phases(problem: Problem, arch_name: str) -> bool:
     return packed_as_stored and two_phase.can_take(problem, arch_name)
 
 
-def _lists(problem: Problem, chunk: int, many: bool) -> int:
-    """Of how many chunks entries are listed at a time: as many as there are, or as have room."""
+def _lists(problem: Problem, chunk: int, queries: int, many: bool) -> int:
+    """Of how many chunks entries, or query groups' rows, are listed at a time: as many as there are, or as have
+    room."""
     shared = problem.shared
     if not (many and shared.options.deterministic):
         return 1
-    each = 4 * (chunk * shared.topk + all_kv_rows(problem))
-    chunks = -(-all_tokens(problem) // chunk)
+    if queries > 1:
+        each = chunk * _group_list_bytes(problem, queries)
+    else:
+        each = 4 * (chunk * shared.topk + all_kv_rows(problem))
+    chunks = -(-all_query_groups(problem, queries) // chunk)
     return max(1, min(chunks, MAX_LISTS, LIST_BYTES // max(each, 1)))
 
 
-def workspace(
-    problem: Problem,
-    chunk: int,
-    queries: int = 1,
-    in_order: bool = False,
-    *,
-    in_runs: bool = False,
-    packed: bool = False,
-    lists: int = 1,
-    in_phases: bool = False,
-) -> Workspace:
-    """Lay out the workspace of a problem whose entries are stored for `chunk` queries at a time, or whose rows are
-    listed for `chunk` query groups of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have
-    their columns in a cluster's order, so that no dkv can be the sums, and have spare rows. `packed`: whether stored
-    rows have 16 bits a column. `lists`: of how many chunks entries are listed at a time. `in_phases`: whether P and
-    dS are stored."""
-    shared = problem.shared
-    kv_rows, entries = all_kv_rows(problem), chunk * shared.topk
-    end = 0
-
-    def part(wanted: bool, words: int) -> int | None:
-        nonlocal end
-        if not wanted:
-            return None
-        start = end
-        end += -(-words * 4 // _PART_ALIGNMENT) * _PART_ALIGNMENT
-        return start
-
-    ordered = problem.shared.options.deterministic
-    sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
-    sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
-    sink_terms = part(shared.has_sink, all_tokens(problem) * shared.h_q)
-    partials = part(ordered, chunk * partial_bytes(problem, packed) // 4)
-    row_ends, entry_list = part(ordered, lists * kv_rows), part(ordered, lists * entries)
-    grouped = queries > 1
-    listed = grouped or in_order
-    return Workspace(
-        sums=sums,
-        sink_terms=sink_terms,
-        partials=partials,
-        row_ends=row_ends,
-        entry_list=entry_list,
-        rows=part(listed, entries * queries),
-        row_topk_entries=part(listed and problem.has_attn_dist, -(-entries * queries * queries // 2)),
-        row_counts=part(listed, chunk),
-        listed_dist=part(in_order and problem.has_attn_dist, entries),
-        non_finite_rows=part(grouped, -(-kv_rows // 4)),
-        p_ds=part(in_phases, chunk * two_phase.p_ds_bytes(problem) // 4),
-        bytes=end,
-    )
+def _group_list_bytes(problem: Problem, queries: int) -> int:
+    """Of the lists of one query group whose rows are stored."""
+    return list_bytes(problem, queries) + group_word_bytes(problem)
 
 
 def _further_lists_limit(problem: Problem, tokens: int) -> int:
@@ -456,13 +419,20 @@ def workspace_limit(problem: Problem) -> int:
                 # P and dS are stored for as many queries as partial sums.
                 held = fitting(chunk, p_ds_bytes, two_phase.P_DS_BYTES, 1) if in_phases else chunk
                 sizes.append(workspace(problem, held, in_runs=in_runs, packed=packed, in_phases=in_phases).bytes)
-        return max(sizes) + _further_lists_limit(problem, tokens)
+        sizes[:] = [max(sizes) + _further_lists_limit(problem, tokens)]
+        for n in _packable_queries(problem):
+            groups = all_query_groups(problem, n)
+            chunk = fitting(groups, partial_bytes(problem, True, n), PARTIAL_BYTES, 1)
+            chunk = fitting(chunk, _group_list_bytes(problem, n), LIST_BYTES, 1)
+            lists = groups * _group_list_bytes(problem, n)
+            sizes.append(workspace(problem, chunk, n, packed=True).bytes + min(LIST_BYTES, lists) + 1024)
+        return max(sizes)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     sizes.append(workspace(problem, 1, in_runs=in_runs).bytes)
     for n in (*_packable_queries(problem), *in_order):
         chunk = fitting(all_query_groups(problem, n), list_bytes(problem, n), LIST_BYTES, 1)
         sizes.append(workspace(problem, chunk, n, n == 1, in_runs=in_runs).bytes)
-    p_ds = min(max(1, tokens) * p_ds_bytes, two_phase.P_DS_BYTES) + _PART_ALIGNMENT
+    p_ds = min(max(1, tokens) * p_ds_bytes, two_phase.P_DS_BYTES) + PART_ALIGNMENT
     return max(sizes) + (p_ds if can_take_phases else 0)
 
 
@@ -564,7 +534,7 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         for stage in stages
         for dtype in _dtypes(stage, _is_cluster(name, numbers["block_heads"]))
     )
-    return tuple(dict.fromkeys(found))
+    return (*dict.fromkeys(found), *stored.sources(arch_name))
 
 
 def _is_cluster(arch_name: str, block_heads: int) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from .spec import Problem
 
 
-def partial_bytes(problem: Problem, packed: bool) -> int:
-    """Of the rows that one query's entries add."""
-    return problem.shared.topk * problem.shared.d_qk * (2 if packed else 4)
+def partial_bytes(problem: Problem, packed: bool, queries: int = 1) -> int:
+    """Of the rows that one query's entries add, or of the whole blocks of 64 of so many packed queries."""
+    rows = problem.shared.topk if queries == 1 else -(-queries * problem.shared.topk // 64) * 64
+    return rows * problem.shared.d_qk * (2 if packed else 4)
 
 
 def _batch(problem: Problem) -> int:
@@ -34,6 +35,11 @@ def list_bytes(problem: Problem, queries: int) -> int:
     entries = queries * problem.shared.topk
     listed_dist = 4 if queries == 1 else 0
     return entries * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
+
+
+def group_word_bytes(problem: Problem) -> int:
+    """Of what tells where each token stands in one query group's list: eight for 32 tokens."""
+    return -(-problem.shared.s_kv // 32) * 8
 
 
 def fitting(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:

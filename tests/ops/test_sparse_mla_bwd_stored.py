@@ -1,0 +1,122 @@
+"""Deterministic gradients of up to 64 heads on Hopper: one CTA packs the rows that it stores, and packs queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from backward_plan_kit import LISTS, ORDERED, PROBLEM, planned
+from emulated_kit import settings
+from non_finite_kit import NON_FINITE_TOKEN, non_finite, non_finite_problem
+from writer_kit import uses_in_a_call
+
+from cupymla import arch
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.sparse_mla_bwd import plan, stored
+from cupymla.testing import compare
+from cupymla.testing.operators import Subject
+from cupymla_lab.emulated import Emulated, emulated
+
+SUBJECT = Subject("sparse_mla_bwd")
+MANY: dict[str, Any] = {"s_q": 4096, "s_kv": 8192, "topk": 2048, "options": ORDERED}
+
+
+@pytest.mark.parametrize(("heads", "queries", "chunk"), [(16, 4, 132), (17, 2, 264), (33, 1, 528), (64, 1, 528)])
+def test_rows_are_packed_and_so_are_queries(heads: int, queries: int, chunk: int) -> None:
+    """By whole waves of 132 CTAs; packed queries' lists are made once, and serve the sums."""
+    chosen = planned(**MANY, h_q=heads)
+    assert (chosen.packed, chosen.queries, chosen.chunk) == (True, queries, chunk)
+    lists = ["merge"] if queries > 1 else LISTS
+    assert [x.stage for x in chosen.launches()] == ["zero", *lists, *["attention", "sum"] * 8, "round"]
+    assert {chosen.source(stage).entry for stage in stored.stages(queries)} == {stored.KERNEL}
+    others = "sparse_mla_bwd" if queries == 1 else plan.GROUP_KERNEL
+    assert {chosen.source(stage).entry for stage in ("zero", "round", "sink")} == {others}
+    sizes = chosen.workspace
+    assert sizes.partials is not None and chosen.chunk * queries * 2048 * 576 * 2 <= plan.PARTIAL_BYTES
+    assert (sizes.group_words is None, sizes.entry_list is None) == (queries == 1, queries > 1)
+    assert set(stored.sources()) >= {chosen.source(stage) for stage in stored.stages(queries)}
+
+
+@pytest.mark.parametrize(
+    ("problem", "target"),
+    [(replace(PROBLEM, dkv_dtype="float32"), "sm_90a"), (PROBLEM, "sm_100f")],
+    ids=["float32", "blackwell"],
+)
+def test_what_is_stored_in_float32_is_added_by_entries(problem: Any, target: str) -> None:
+    chosen = planned(problem, arch.named(target), **MANY, h_q=16)
+    assert (chosen.packed, chosen.queries) == (False, 1)
+    assert all(chosen.source(x.stage).entry == "sparse_mla_bwd" for x in chosen.launches())
+
+
+# In the interpreter -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
+    """A machine on which neighbours are packed wherever they can be."""
+    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    with emulated(multiprocessors=2, seed=3) as made:
+        yield made
+        assert stored.KERNEL in made.launched
+
+
+def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
+    return sized(h, 512, k, q, kv, "_x", "stored_queries", deterministic=True, **traits)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("listed", [1, 2])
+def test_chunks_of_query_groups_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch, listed: int) -> None:
+    """Three chunks of two query groups, whose lists are made for one or two chunks at a time."""
+    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 320 * 512 * 2)
+    each = 4 * 70 * 4 + 4 * 70 * 4 * 2 + 5 * 8
+    monkeypatch.setattr(plan, "LIST_BYTES", 2 * each * listed)
+    problem = case(16, 11, 70, 150, wants_dist=True, batch=2, lengths="hostile", sink="finite", selection="duplicates")
+    given = SUBJECT.cases.inputs(problem, 1)
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+    assert len(machine.launched) == 1 + 3 * 2 + (3 if listed == 1 else 2) + 2
+
+
+@pytest.mark.compile
+def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 70 * 512 * 2)
+    given = SUBJECT.cases.inputs(case(64, 5, 70, 90, lengths="hostile", sink="finite"), 1)
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+    assert len(machine.launched) == 1 + 4 + 3 * 2 + 2
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("heads", [16, 50])
+def test_results_have_the_same_bits_in_every_order_of_threads(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
+    """Queries that name three tokens again and again, so that lists have most of their rows behind the tokens."""
+    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    given = SUBJECT.cases.inputs(case(heads, 6, 40, 3, selection="duplicates", wants_dist=True), 3)
+    found = []
+    for seed in (1, 2):
+        with emulated("sm_90a", 2, settings("random", seed)) as made:
+            found.append({name: array.tobytes() for name, array in made.results(SUBJECT, given).items()})
+    assert "attn_dist" in found[0] and found[0] == found[1]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("where", "heads"), [("kv", 3), ("q", 17), ("dout", 3), ("lse", 17), ("empty", 3)])
+def test_what_is_not_finite_stays_with_its_query(machine: Emulated, where: str, heads: int) -> None:
+    """Query groups are taken apart: rows are written for one query, and added to for the others."""
+    given = non_finite_problem(where, heads) | {"deterministic": True, "dkv_dtype": None}
+    results = machine.results(SUBJECT, given)
+    compare.require(SUBJECT.reports(given, results))
+    expected = SUBJECT.expected(given, "float64")
+    assert non_finite(results["dkv"].astype(np.float32), (1,)) == non_finite(expected["dkv"], (1,))
+    assert where != "kv" or not np.isfinite(results["dkv"][NON_FINITE_TOKEN].astype(np.float32)).any()
+
+
+@pytest.mark.compile
+def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None:
+    """No hang, and no access out of bounds, whatever they hold by then."""
+    given = SUBJECT.cases.inputs(case(5, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
+    arguments = machine.arguments(given, SUBJECT.written)
+    limits = {"indices": 400, "topk_length": 71}
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.GROUP_TOKENS)) > 1000
