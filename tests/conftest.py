@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """The garbage collector leaves alone what is there by now: it would look through all tests for a second each time."""
+    """The garbage collector leaves alone what is there by now: it would look through all tests, a second each time."""
     gc.disable()
     try:
         return (yield)
