@@ -126,7 +126,7 @@ def write(results: Iterable[FileResult], file: Path = FILE) -> None:
 
 def files_of(paths: Sequence[str]) -> list[str]:
     """The files in these folders, or at these places, that have tests for a GPU; all but `CASES` without a path."""
-    command = [*_PYTEST, "--collect-only", *(paths or ["tests"])]
+    command = [*_PYTEST, "--collect-only", "--assert=plain", *(paths or ["tests"])]
     listed = subprocess.run(
         command, cwd=machine.ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
     )

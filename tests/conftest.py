@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib.util
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 import registry_kit
 from hypothesis import settings
 
+from cupymla import driver
 from cupymla_lab.emulate.host import machine
 from cupymla_lab.recorder import Recorder
 
@@ -36,8 +38,18 @@ ASKED_FOR = {
 
 registry_kit.leave_out_incomplete()
 
+
+@functools.cache
+def gpu_present() -> bool:
+    return driver.available()
+
+
 # JAX would take most of each GPU's memory for this process, and programs that tests start want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# On a CPU tests compile many programs and run each once or twice, so LLVM's optimisations cost more than they save.
+if not gpu_present():
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
@@ -54,19 +66,28 @@ def signals_heard() -> Iterator[None]:
         signal.signal(each, handler)
 
 
-@functools.cache
-def gpu_present() -> bool:
-    from cupymla import driver
-
-    return driver.available()
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     for option, meaning in ASKED_FOR.items():
         parser.addoption(option, action="store_true", help=meaning)
     names = ", ".join(OPTIONAL)
     parser.addoption("--require", default="", metavar="NAMES", help=f"fail where one of {names} is missing")
     parser.addoption("--random-problems", type=int, metavar="N", help="draw N problems for each MLA operator")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parameters that nobody asks for become no tests: they would be twice as many as all others."""
+    unasked = {
+        option.removeprefix("--").replace("-", "_") for option in ASKED_FOR if not metafunc.config.getoption(option)
+    }
+    markers = metafunc.definition.own_markers
+    for place, marker in enumerate(markers):
+        if marker.name == "parametrize":
+            names, given = marker.args
+            values = list(given)
+            kept = [value for value in values if unasked.isdisjoint(each.name for each in getattr(value, "marks", ()))]
+            # Of none pytest makes a test that is skipped; below it leaves all of them out.
+            markers[place] = pytest.mark.parametrize(names, kept or values, **marker.kwargs).mark
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -81,6 +102,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.xdist_group("gpu"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """The garbage collector leaves alone what is there by now: it would look through all tests, a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 GPU_LOST = pytest.StashKey[str]()
@@ -178,7 +210,5 @@ def cp() -> Any:
 @pytest.fixture
 def hopper() -> None:
     """Skips a test of a kernel for Hopper on any other GPU."""
-    from cupymla import driver
-
     if driver.compute_capability(0) != (9, 0):
         pytest.skip("the kernel is for Hopper")

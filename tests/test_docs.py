@@ -59,6 +59,7 @@ def run(page: str, **settings: str) -> None:
         if re.search(rf"^import {package}\b", code, flags=re.M) and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as users run it
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 

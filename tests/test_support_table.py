@@ -70,6 +70,7 @@ def test_there_is_an_example_for_each_framework() -> None:
 
 def run_example(name: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as users run it
     done = subprocess.run(
         [sys.executable, "-c", examples()[name]], capture_output=True, text=True, env=environment, check=False
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,3 +178,22 @@ def test_kernels_do_not_parse_the_machines_header_again(tmp_path: Path) -> None:
     (taken,) = library._header_flags()
     assert f"! {taken.removeprefix('-I')}/runtime.hpp.gch" in done.stderr.splitlines()
     assert library._HERE.as_posix() not in done.stderr
+
+
+def test_processes_build_a_kernel_once(tmp_path: Path) -> None:
+    """Who comes while another builds waits for it, and no lock is left."""
+    lock = tmp_path / "kernel.lock"
+    order: list[str] = []
+
+    def build_too() -> None:
+        with library._one_process(lock):
+            order.append("second")
+
+    second = threading.Thread(target=build_too)
+    with library._one_process(lock):
+        second.start()
+        time.sleep(0.2)
+        order.append("first")
+    second.join()
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,8 @@ from dsa_kit import gradients, random_layer
 from cupymla.interop.jax import dsa
 
 TOKENS, TOPK, PAGE = 20, 6, 4
+CHUNKS = (9, 1, 1, 9)
+"""Of the tokens: a first one, single ones up to a page's end, and one over several pages; two programs."""
 FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
 INDEXER = "indexer."
 
@@ -171,11 +173,11 @@ def decoded(given: Any, conventions: Any, index: str, steps: tuple[int, ...]) ->
     ("family", "index"), [("deepseek_v32", "fp8"), ("glm_moe_dsa", "bfloat16"), ("hy_v4", "bfloat16")]
 )
 def test_decode_is_prefill(family: str, index: str) -> None:
-    """A first chunk, then token by token: the same selections, and outputs but for the order of sums."""
+    """A chunk, token by token, and a chunk again: the same selections, and outputs but for the order of sums."""
     given = random_layer(TOKENS, family=family)
     conventions = dataclasses.replace(given.conventions, index_fp8=index == "fp8")
     out, indices, _ = jax.jit(lambda h: dsa.layer(given.params, h, given.rotary, conventions))(given.hidden)
-    steps, selected, _ = decoded(given, conventions, index, (9, 1, 2, *[1] * (TOKENS - 12)))
+    steps, selected, _ = decoded(given, conventions, index, CHUNKS)
     assert sets(selected) == sets(indices)
     assert error(steps, out) <= 2**-8
 
@@ -184,15 +186,10 @@ def test_a_request_of_no_tokens_writes_nothing_and_a_short_one_no_token_before_i
     given = random_layer(TOKENS)
     cache = dsa.empty_cache(6, PAGE)
     tables = jnp.asarray([[1, 2], [4, 5]], jnp.int32)
-    new = dsa.layer(
-        given.params,
-        given.hidden[:, :3],
-        tuple(x[:, :3] for x in given.rotary),
-        given.conventions,
-        cache=cache,
-        block_tables=tables,
-        context_lens=jnp.asarray([0, 2], jnp.int32),
-    )[2]
+    layer = jax.jit(functools.partial(dsa.layer, conventions=given.conventions))
+    lens = jnp.asarray([0, 2], jnp.int32)
+    rotary = tuple(x[:, :3] for x in given.rotary)
+    new = layer(given.params, given.hidden[:, :3], rotary, cache=cache, block_tables=tables, context_lens=lens)[2]
     assert new is not None
     for pages in new:
         written = np.asarray(pages.astype(jnp.float32)).any(-1)
@@ -224,16 +221,18 @@ def test_scan_over_layers_with_remat_gives_the_gradients_of_a_loop() -> None:
 
 def test_a_layer_that_shares_a_selection_needs_no_indexer() -> None:
     given = random_layer(TOKENS)
-    out, indices, _ = dsa.layer(given.params, given.hidden, given.rotary, given.conventions)
+    layer = jax.jit(functools.partial(dsa.layer, conventions=given.conventions))
+    out, indices, _ = layer(given.params, given.hidden, given.rotary)
     own = {n: p for n, p in given.params.items() if not n.startswith(INDEXER)}
-    shared, same, _ = dsa.layer(own, given.hidden, given.rotary, given.conventions, indices=indices)
-    assert same is indices
+    shared, same, _ = layer(own, given.hidden, given.rotary, indices=indices)
+    np.testing.assert_array_equal(np.asarray(same), np.asarray(indices))
     np.testing.assert_array_equal(np.asarray(shared, np.float32), np.asarray(out, np.float32))
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
     given = random_layer(TOKENS)
-    call = functools.partial(dsa.layer, given.params, given.hidden, given.rotary, given.conventions)
+    layer = functools.partial(dsa.layer, conventions=given.conventions)
+    call = functools.partial(jax.eval_shape, layer, given.params, given.hidden, given.rotary)
     lens = jnp.full(2, TOKENS, jnp.int32)
     with pytest.raises(InputError, match="context_lens"):
         call(context_lens=lens)
@@ -271,7 +270,7 @@ def test_the_layer_on_a_gpu_is_that_of_the_cpu() -> None:
     for index in ("bfloat16", "fp8"):
         conventions = dataclasses.replace(moved.conventions, index_fp8=index == "fp8")
         out, indices, _ = jax.jit(lambda h, c=conventions: dsa.layer(moved.params, h, moved.rotary, c))(moved.hidden)
-        steps, selected, _ = decoded(moved, conventions, index, (9, 1, 2, *[1] * (TOKENS - 12)))
+        steps, selected, _ = decoded(moved, conventions, index, CHUNKS)
         same = [ours == theirs for ours, theirs in zip(sets(selected), sets(indices), strict=True)]
         assert np.mean(same) >= 0.9, index
         rows = np.asarray(same).reshape(2, TOKENS)

@@ -24,6 +24,7 @@ def start(*arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[st
     """The script's run; modules of the folder `first` hide others."""
     path = os.pathsep.join(map(str, (first, ROOT)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "false"  # a training runs its programs often
     command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -192,7 +193,7 @@ def test_both_models_compute_the_same(dsa: Any, kind: str, monkeypatch: pytest.M
             parameter.copy_(torch.from_numpy(named(params, name)))
         batch = clear_batch(model_torch, network, setting.Text(size), monkeypatch)
     with on_cpu:
-        graded = jax.grad(model_jax.losses, has_aux=True)
+        graded = jax.jit(jax.grad(model_jax.losses, has_aux=True), static_argnums=(2, 3))
         grads, parts = graded(params, batch, size, kind, jax.random.key(0))
     other = network(torch.from_numpy(batch), kind)
     (other["loss"] + size.kl_weight * other["kl"]).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -69,6 +70,7 @@ def nearly(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Any:
     return array
 
 
+@functools.cache
 def options_of(operator: str) -> dict[str, st.SearchStrategy[Any]]:
     declared = DECLARED[operator]
     checks = zip(declared.options, declared.checks, strict=True)

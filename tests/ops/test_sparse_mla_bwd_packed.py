@@ -89,9 +89,10 @@ def require_right(machine: Emulated, case: MlaCase) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("d_qk", "dtype"), [(576, "bfloat16"), (512, "float16")])
-@pytest.mark.parametrize("chunks_listed", [1, 2, 3])
-def test_chunks_of_queries_add_up(d_qk: int, dtype: str, chunks_listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("chunks_listed", "d_qk", "dtype"), [(1, 576, "bfloat16"), (2, 512, "float16"), (3, 576, "bfloat16")]
+)
+def test_chunks_of_queries_add_up(chunks_listed: int, d_qk: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three chunks, whose entries are listed one, two and three at a time."""
     topk, tokens = 20, 9
     case = case_of(d_qk, topk, 5, tokens, selection="duplicates", dtype=dtype, sink="finite")

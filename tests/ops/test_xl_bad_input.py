@@ -242,6 +242,10 @@ def odd_arrays() -> st.SearchStrategy[Any]:
     )
 
 
+ODD = odd_arrays()
+"""Made once: Hypothesis looks at what a strategy is made of again for each one that is made."""
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_fuzzed_calls_raise_only_our_errors(data: st.DataObject) -> None:
@@ -249,7 +253,7 @@ def test_fuzzed_calls_raise_only_our_errors(data: st.DataObject) -> None:
     a = float32_case(context_lens=(5, 0, 20))
     names = [name for name in inspect.signature(xl_paged_attention).parameters if name != "stream"]
     for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)):
-        a[name] = data.draw(odd_arrays())
+        a[name] = data.draw(ODD)
     try:
         xl_paged_attention(**a)
     except CupymlaError as error:

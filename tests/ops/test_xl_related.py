@@ -497,18 +497,23 @@ def test_related_functions_are_operators_of_the_package() -> None:
             np.testing.assert_array_equal(one, wanted)
 
 
+ANYTHING = st.one_of(
+    st.builds(
+        np.zeros,
+        st.lists(st.sampled_from([0, 1, 2, 3, 8, 64]), max_size=5).map(tuple),
+        st.sampled_from(["float32", "bfloat16", "float64", "int32", "int64", "uint8", "bool"]),
+    ),
+    *(st.none(), st.integers(), st.floats(), st.text(max_size=3)),
+)
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(OPERATORS)))
 def test_fuzzed_calls_raise_only_our_errors(data: st.DataObject, name: str) -> None:
     """One or two arguments replaced by anything: a result, or a CupymlaError."""
     a = arguments(name)
-    shapes = st.lists(st.sampled_from([0, 1, 2, 3, 8, 64]), max_size=5).map(tuple)
-    dtypes = st.sampled_from(["float32", "bfloat16", "float64", "int32", "int64", "uint8", "bool"])
-    anything = st.one_of(
-        st.builds(np.zeros, shapes, dtypes), st.none(), st.integers(), st.floats(), st.text(max_size=3)
-    )
     for argument in data.draw(st.lists(st.sampled_from(sorted(a)), min_size=1, max_size=2, unique=True)):
-        a[argument] = data.draw(anything)
+        a[argument] = data.draw(ANYTHING)
     # A column count of billions is meaningful and would be allocated.
     if isinstance(a.get("max_context"), int):
         a["max_context"] = min(a["max_context"], 100)

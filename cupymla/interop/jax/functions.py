@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import itertools
 import math
@@ -50,6 +52,15 @@ def register() -> None:
                 handler = Handler(on_gpu, replayable)
                 jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler.address), platform=platform)
                 _handlers.append(handler)
+        atexit.register(_finish)
+
+
+def _finish() -> None:
+    """Wait for results that are still computed: at its end Python joins XLA's threads, and a call on one of them would
+    wait for Python. Results that were dropped before are not known."""
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):  # of a computation that failed, which nobody asks for any more
+            array.block_until_ready()
 
 
 def export_checks() -> list[Any]:

@@ -89,16 +89,23 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
         if not (file.is_file() and facts.is_file()):
-            unit = _recompiled(translation, entry)
-            text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
-            with _one_process():
-                shared = [*_machine(), _native() if model == "native" else _from_ptx()]
-                flags = (*_header_flags(), *_KERNEL_FLAGS)
-            objects = [_object(text, "unit", flags), *shared]
-            cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
-            link = (*_compiler(), "-shared", "-o")
-            cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
+            with _one_process(facts.with_suffix(".lock")):
+                if not (file.is_file() and facts.is_file()):
+                    _build(translation, entry, model, file, facts)
         return _load(file), _shape(json.loads(facts.read_text(encoding="utf-8")))
+
+
+def _build(translation: Translation, entry: str, model: Model, file: Path, facts: Path) -> None:
+    """Make a kernel's library, and what a launch has to know of it."""
+    unit = _recompiled(translation, entry)
+    text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
+    with _one_process(_folder() / "shared.lock"):
+        shared = [*_machine(), _native() if model == "native" else _from_ptx()]
+        flags = (*_header_flags(), *_KERNEL_FLAGS)
+    objects = [_object(text, "unit", flags), *shared]
+    cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
+    link = (*_compiler(), "-shared", "-o")
+    cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
 
 
 def _recompiled(translation: Translation, entry: str) -> Unit:
@@ -209,14 +216,15 @@ def _make(made: Path, text: str, name: str, flags: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _one_process() -> Iterator[None]:
-    """Of those that share the folder one makes what all kernels need; without locks there each makes it."""
-    descriptor = os.open(_folder(), os.O_RDONLY)
+def _one_process(lock: Path) -> Iterator[None]:
+    """Of those that share the folder one at a time is in the block; without locks there all are."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        lock.unlink(missing_ok=True)  # who waits for it finds what was made
         os.close(descriptor)
 
 
