@@ -49,7 +49,9 @@ def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched
 
     A case without arithmetic may be one where there is nothing to launch.
     """
-    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
+    choice = subject.choice(kernel)
+    own = {kernel.name, *(choice.beside if choice else ())}
+    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - own
     missing = kernel.name not in launched and subject.cases.flops(case) > 0
     if missing or not others.isdisjoint(launched):
         raise Mismatch(f"launched {', '.join(launched) or 'nothing'} in the place of {kernel.name}")

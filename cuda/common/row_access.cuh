@@ -26,7 +26,8 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& w
                : "memory");
 }
 
-// Bytes of a word as the four places of kSelector say; with 8 added, the byte's sign in all of its bits (PTX ISA, "prmt").
+// Bytes of a word as the four places of kSelector say; with 8 added, the byte's sign in all of its bits (PTX ISA,
+// "prmt").
 template <uint32_t kSelector>
 __device__ __forceinline__ uint32_t permute_bytes(uint32_t word) {
   uint32_t bytes;

@@ -47,8 +47,8 @@ struct SumGroupRows {
   }
 
   __device__ __forceinline__ int32_t first_vector(uint32_t place, uint32_t row_entry) const {
-    return PackedEntrySum<kDQk>::listed(static_cast<int32_t>(place) * stored_rows<kQueries>(params) + static_cast<int32_t>(row_entry),
-                                        entries());
+    const int32_t row = static_cast<int32_t>(place) * stored_rows<kQueries>(params) + static_cast<int32_t>(row_entry);
+    return PackedEntrySum<kDQk>::listed(row, entries());
   }
 
   // Further rows of a token of a query group, found by halving.

@@ -44,11 +44,13 @@ class Choice:
             one or several.
         intents: of the cases that the kernel can run; empty for all.
         further: for cases of an intent another setting, which has the kernel do what they are about.
+        beside: other kernels of the target that prepare and finish its work.
     """
 
     setting: str | tuple[str, ...]
     intents: tuple[str, ...] = ()
     further: tuple[tuple[str, str], ...] = ()
+    beside: tuple[str, ...] = ()
 
     def serves(self, case: Case) -> bool:
         """Whether the kernel can run a case."""

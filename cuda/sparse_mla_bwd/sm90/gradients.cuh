@@ -44,8 +44,8 @@ struct Gradients {
   }
 
   // The same where rows of packed queries are stored, which may have to be added to, for which there are branches: at
-  // those ptxas would have all products waited for. So while one consumer packs, the other one's are multiplied. A loop,
-  // so that instructions stay in their cache, but without the RoPE, where ptxas would spill.
+  // those ptxas would have all products waited for. So while one consumer packs, the other one's are multiplied. A
+  // loop, so that instructions stay in their cache, but without the RoPE, where ptxas would spill.
   template <int kFirst, int kLast>
   __device__ __forceinline__ void run_in_turn(bool more) {
     begin_query_gradient();

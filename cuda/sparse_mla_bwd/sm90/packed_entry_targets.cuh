@@ -3,6 +3,7 @@
 
 #include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
+#include "../../common/store_entry.cuh"
 #include "../packed_columns.cuh"
 #include "../group_words.cuh"
 #include "../params.cuh"
@@ -16,17 +17,9 @@ namespace cupymla::sparse_mla_bwd {
 //   columns                0 1 8 9 16 17  2 3 10 11 18   4 5 12 13 20    6 7 14 15 22
 //                          24 25          19 26 27       21 28 29        23 30 31
 //
-// Of packed queries each row is all queries' sum, and what stands behind the last is stored as well: there is room. Where they are taken one by one, as something is not finite, a row is
-// written for the first and added to for the others, by the same thread; until a query has it, it is zero.
-// As `store_uint4`, where the entry is not negative. Under a predicate, whatever the compiler makes of a condition: with
-// a branch for each store packing would not overlap with packing.
-__device__ __forceinline__ void store_uint4_of_entry(int32_t entry, uint8_t* address, const uint4& words) {
-  asm volatile(
-      "{ .reg .pred there; setp.ge.s32 there, %0, 0; @there st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(entry),
-      "l"(address), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
-      : "memory");
-}
-
+// Of packed queries each row is all queries' sum, and what stands behind the last is stored as well: there is room.
+// Where they are taken one by one, as something is not finite, a row is written for the first and added to for the
+// others, by the same thread; until a query has it, it is zero.
 template <typename Config>
 struct PackedEntryTargets {
   static constexpr int kLine = 32;  // columns of which a quad has all
@@ -41,7 +34,12 @@ struct PackedEntryTargets {
   __device__ __forceinline__ PackedEntryTargets(const Storage<Config>& storage, const Parameters& params,
                                                 int32_t first_entry, int32_t head_block, int row,
                                                 const int32_t (&entries)[2])
-      : storage(storage), params(params), entries(entries), first_entry(first_entry), head_block(head_block), row(row) {}
+      : storage(storage),
+        params(params),
+        entries(entries),
+        first_entry(first_entry),
+        head_block(head_block),
+        row(row) {}
 
   // Found again for each line: there are no registers to keep them in.
   struct Places {};

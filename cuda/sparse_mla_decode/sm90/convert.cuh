@@ -1,8 +1,8 @@
 // Rows of a cache as elements of the products: e4m3 codes times their scale, and bf16, into 16-bit elements.
 //
-// Into bf16 without a conversion instruction, of which a multiprocessor does 16 a cycle: the bits of a code, four places
-// further left, are those of a bf16 that is 2^-120 of the value, subnormals included. What multiplies it is the scale
-// times 2^120, and is exact but for one rounding. NaN has no such bits, and some scales have no such multiple: where
+// Into bf16 without a conversion instruction, of which a multiprocessor does 16 a cycle: the bits of a code, four
+// places further left, are those of a bf16 that is 2^-120 of the value, subnormals included. What multiplies it is the
+// scale times 2^120, and is exact but for one rounding. NaN has no such bits, and some scales have no such multiple: where
 // there are any, `element_pair` takes the place of all that.
 #pragma once
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t bf16_of_codes(uint32_t codes) {
   return bytes << 4 & 0x87f087f0u;
 }
 
-// What multiplies such pairs, as a lane knows it that looked for the row: `Folded::of` of an fp32 scale has the two parts
+// What multiplies such pairs, as a lane knows it that looked for the row: `of` an fp32 scale are the two parts
 // of 2^120 of it, of eight bits each: with both a product is off by 2^-16 of itself before it is rounded to eight bits.
 struct FoldedScale {
   static constexpr float kFactor = 0x1p120f;

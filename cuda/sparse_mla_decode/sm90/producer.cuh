@@ -210,9 +210,9 @@ struct Producer {
 
   static __device__ __forceinline__ constexpr int items(int step) { return is_code(step) ? kPasses : 2; }
 
-  // Writes one of a step's items into the block; `to_tile` is the address of its tile, `valid_lanes` have a bit for each
-  // of the warp's entries, `scale_words` those of the entries that this lane loads of. `nan` gets bits that `has_nan`
-  // knows. What is not valid is finite.
+  // Writes one of a step's items into the block; `to_tile` is the address of its tile, `valid_lanes` have a bit for
+  // each of the warp's entries, `scale_words` those of the entries that this lane loads of. `nan` gets bits that
+  // `has_nan` knows. What is not valid is finite.
   __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales,
                                           const uint32_t (&scale_words)[kPasses], uint32_t valid_lanes, uint32_t& nan,
                                           const uint32_t (&destination)[2], uint32_t to_tile, int step,
@@ -314,7 +314,8 @@ struct Producer {
   // none may be issued just before a step ends: a latency of DRAM would be in every block.
   template <typename Buffer, typename LookAhead>
   __device__ __forceinline__ void convert_block(Words (&words)[kAhead], Places& places, Scales<Cache>& scales,
-                                                const Row& row, const Row& next, uint32_t valid_lanes, const Buffer& buffer,
+                                                const Row& row, const Row& next, uint32_t valid_lanes,
+                                                const Buffer& buffer,
                                                 LookAhead&& look_ahead) const {
     static_assert(kCopies || kSteps > Cache::kCodeTiles);
     uint32_t destination[2];
