@@ -2,7 +2,7 @@
 //
 // Into bf16 without a conversion instruction, of which a multiprocessor does 16 a cycle: the bits of a code, four
 // places further left, are those of a bf16 that is 2^-120 of the value, subnormals included. What multiplies it is the
-// scale times 2^120, and is exact but for one rounding. NaN has no such bits, and some scales have no such multiple: where
+// scale times 2^120, and is exact but for one rounding. NaN has no such bits, and some scales no such multiple: where
 // there are any, `element_pair` takes the place of all that.
 #pragma once
 
