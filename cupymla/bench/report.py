@@ -284,7 +284,8 @@ def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
     fp8 = f", fp8 {limits['cublas_fp8_tflops']:.0f}" if "cublas_fp8_tflops" in limits else ""
     copied = f", copy {limits['copy_tbps']:.2f}" if "copy" in bounds else ""
     figure.suptitle(
-        f"{operator} on {found.gpu}, {found.date}\nceilings: cuBLAS bf16 {limits['cublas_bf16_tflops']:.0f}{fp8} TFLOPS, "
+        f"{operator} on {found.gpu}, {found.date}\n"
+        f"ceilings: cuBLAS bf16 {limits['cublas_bf16_tflops']:.0f}{fp8} TFLOPS, "
         f"read {limits['read_tbps']:.2f}{copied} TB/s, empty kernel {limits['empty_us']:.1f} us",
         fontsize=10,
     )
