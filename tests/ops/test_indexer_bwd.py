@@ -276,6 +276,27 @@ def test_all_waits_are_there(mode: Any) -> None:
 
 
 @pytest.mark.compile
+def test_integer_sums_of_factors_far_apart() -> None:
+    """A gradient times weights that is below all numbers, but not with q: its unit follows the terms themselves."""
+    names = ("q", "k", "weights", "grad_logits")
+    q, k, weights, gradients = (
+        np.full(shape, value, dtype)
+        for shape, value, dtype in (
+            ((1, 16, 128), 1e25, ml_dtypes.bfloat16),
+            ((64, 128), 1e-25, ml_dtypes.bfloat16),
+            ((1, 16), 1e-22, np.float32),
+            ((1, 128), 1e-25, np.float32),
+        )
+    )
+    arguments = dict(zip(names, (q, k, weights, gradients), strict=True)) | {"indices": np.zeros((1, 128), np.int32)}
+    options: dict[str, Any] = {"deterministic": True, "dk_dtype": "float32"}
+    with emulated("sm_90a", 16) as machine:
+        dk = machine.call(cupymla.indexer_bwd, **machine.arguments(arguments, ()), **options)[1].get()
+    expected = cupymla.indexer_bwd(**arguments, **options)[1]
+    assert expected[0].min() > 1e-19
+    np.testing.assert_allclose(dk, expected, rtol=1e-4)
+
+
 def test_integer_sums_have_the_same_bits_in_any_order() -> None:
     """Every query adds to one key; threads and CTAs come in another order with each seed."""
     found = []

@@ -43,12 +43,15 @@ __device__ __forceinline__ void bound(const Parameters& params) {
   }
   largest = over_block(per_warp, largest, Larger{});
   weights = over_block(per_warp, weights, Plus{});
+  // Products in the order in which terms are made, or a small gradient would make a bound of 0; capped, or one of
+  // 0 would make NaN.
+  const float most = fminf(fminf(weights, kLargestFloat) * largest, kLargestFloat);
   float* bounds = params.bounds + static_cast<int64_t>(query.batch) * params.keys;
   for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
     const int32_t key = query.key_of(entry);
     if (key < 0) continue;
     const float gradient = fabsf(query.gradients[entry]);
-    if (is_finite(gradient)) reduce_max_positive(bounds + key, fminf(gradient * weights * largest, kLargestFloat));
+    if (is_finite(gradient)) reduce_max_positive(bounds + key, fminf(gradient * most, kLargestFloat));
   }
 }
 
