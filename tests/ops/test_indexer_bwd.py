@@ -294,7 +294,7 @@ def test_integer_sums_of_factors_far_apart() -> None:
         dk = machine.call(cupymla.indexer_bwd, **machine.arguments(arguments, ()), **options)[1].get()
     expected = cupymla.indexer_bwd(**arguments, **options)[1]
     assert expected[0].min() > 1e-19
-    np.testing.assert_allclose(dk, expected, rtol=1e-4)
+    np.testing.assert_allclose(dk, expected, rtol=2**-8)  # a factor of each term is rounded to bf16
 
 
 def test_integer_sums_have_the_same_bits_in_any_order() -> None:
