@@ -288,11 +288,13 @@ def test_integer_sums_of_factors_far_apart() -> None:
             ((1, 128), 1e-25, np.float32),
         )
     )
-    arguments = dict(zip(names, (q, k, weights, gradients), strict=True)) | {"indices": np.zeros((1, 128), np.int32)}
+    arguments: dict[str, Any] = dict(zip(names, (q, k, weights, gradients), strict=True))
+    arguments["indices"] = np.zeros((1, 128), np.int32)
     options: dict[str, Any] = {"deterministic": True, "dk_dtype": "float32"}
     with emulated("sm_90a", 16) as machine:
         dk = machine.call(cupymla.indexer_bwd, **machine.arguments(arguments, ()), **options)[1].get()
-    expected = cupymla.indexer_bwd(**arguments, **options)[1]
+    in_float64: Any = cupymla.indexer_bwd
+    expected = in_float64(**arguments, **options)[1]
     assert expected[0].min() > 1e-19
     np.testing.assert_allclose(dk, expected, rtol=2**-8)  # a factor of each term is rounded to bf16
 
