@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import tensor
 from ..errors import InputError, shown
 from ..tensor import View
 from . import workspace as workspaces
-from .checks import Checks
-from .mla import ROW_ALIGNMENT_BYTES, Layout, attributed
+from .checks import Checks, require_entries
+from .mla import DTYPES, ROW_ALIGNMENT_BYTES, Layout, attributed
 
 FP8 = ("float8_e4m3fn", "uint8")
 """fp8 e4m3fn, where the framework has it, or its bytes."""
@@ -21,6 +22,42 @@ MAX_EXTENT = 2**31 - 1
 
 CHANNELS = (64, 128)
 MAX_HEADS = 128
+
+MAX_NAMED = 2**31 - 1024
+"""Kernels that go through a row's entries count them in 32 bits, a few tiles beyond the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedKeys:
+    """Sizes of index queries, of keys, and of lists that name some of these for each query.
+
+    Attributes:
+        lead: the batch axis, as a tuple of one extent or of none.
+        queries: T, of each batch entry.
+        keys: L, of each batch entry.
+        heads: H.
+        channels: D.
+        topk: entries of a row.
+        dtype: of q and k: "bfloat16" or "float16".
+    """
+
+    lead: tuple[int, ...]
+    queries: int
+    keys: int
+    heads: int
+    channels: int
+    topk: int
+    dtype: str
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """Shape of what there is for each query."""
+        return (*self.lead, self.queries)
+
+    @property
+    def batch(self) -> int:
+        """Batch entries; 1 without a batch axis."""
+        return self.lead[0] if self.lead else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +176,23 @@ class Validation(Checks):
         self.check_layout(seen, "k", "rows")
         return seen, self.extent(seen, "k", -2, "keys", most=most)
 
+    def named_keys(self, q: object, k: object, indices: object) -> tuple[dict[str, View], dict[str, Any]]:
+        """The arguments `q`, `k` and `indices` [..., T, topk], and the sizes of `NamedKeys`, both by name."""
+        q_seen = self.view(q, "q", DTYPES)
+        lead = self.rank(q_seen, "q", "[T, H, D]", 3)
+        heads, channels = self.index_heads(q_seen, "[T, H, D]")
+        self.check_layout(q_seen, "q", "rows")
+        queries = self.extent(q_seen, "q", -3, "queries")
+        k_seen, keys = self.index_keys(k, lead, channels, (q_seen.dtype,))
+        row = (*lead, queries)
+        seen = self.view(indices, "indices", ("int32",))
+        if seen.shape[:-1] != row or seen.ndim != len(row) + 1:
+            raise self.error("indices", f"shape {[*row, 'topk']}", list(seen.shape))
+        self.check_layout(seen, "indices", "lists")
+        topk = self.extent(seen, "indices", -1, "entries of a row", most=MAX_NAMED)
+        sizes = {"lead": lead, "queries": queries, "keys": keys, "heads": heads, "channels": channels, "topk": topk}
+        return {"q": q_seen, "k": k_seen, "indices": seen}, {**sizes, "dtype": q_seen.dtype}
+
     def selection(
         self, options: Any, rows: tuple[int, ...], indices: object, count: object, values: object, lse: object
     ) -> dict[str, Any]:
@@ -188,6 +242,13 @@ class Validation(Checks):
         if seen.ptr % alignment:
             raise self.error(argument, f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
         return Pages(blocks, page, block_bytes)
+
+
+def look_at_named_keys(indices: View, lengths: View | None, keys: int, stream: object, operator: str) -> None:
+    """Raise InputError for an entry that is neither -1 nor a key, among those that count. Waits for `stream`, None for
+    the current one, when the arrays are on a GPU."""
+    counted = None if lengths is None else tensor.fetched(lengths, stream)
+    require_entries(tensor.fetched(indices, stream), counted, keys, "indices", operator)
 
 
 def selection_results(options: Any, rows: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], str] | None, ...]:

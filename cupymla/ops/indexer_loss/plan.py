@@ -7,7 +7,8 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..indexer_validation import CHANNELS
-from .spec import DTYPES, OPERATOR, Problem
+from ..mla import DTYPES
+from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_loss/sm90/indexer_loss.cu"
 TARGETS = ("sm_90a",)
