@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import cupymla
+from cupymla import arch
 from cupymla.device import Device
 from cupymla.errors import InputError
 from cupymla.ops.indexer_logits.spec import Options as ScoringOptions
 from cupymla.ops.indexer_logits.spec import Problem as ScoringProblem
-from cupymla.ops.indexer_topk import cuda, plan
+from cupymla.ops.indexer_topk import cuda, plan, run
 from cupymla.ops.indexer_topk.cases import IndexerTopkCase
 from cupymla.ops.indexer_topk.spec import Options, Problem
 from cupymla.testing import compare
@@ -25,6 +26,7 @@ from cupymla_lab.emulated import emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = Subject("indexer_topk")
+HOPPER = arch.Gpu(arch.named("sm_90a"), (9, 0), 132)
 CASES: tuple[IndexerTopkCase, ...] = SUBJECT.cases.CASES
 
 
@@ -156,3 +158,12 @@ def test_the_record_is_the_kernels() -> None:
     body = re.sub(r"//.*", "", text[text.index("struct Parameters") :].partition("{")[2].partition("};")[0])
     fields = [name for line in body.split(";") for name in re.findall(r"(\w+)(?:,|$)", line.strip())]
     assert fields == [name for name, *_ in cuda.Parameters._fields_]
+
+
+def test_a_call_compiles_what_each_of_its_chunks_wants() -> None:
+    """Of 241 batch entries the last chunk has one, whose rows are few enough for CTAs that keep them."""
+    row = np.zeros(64, ml_dtypes.bfloat16)
+    q, k = (np.broadcast_to(row, (241, *shape, 64)) for shape in ((100, 8), (30000,)))
+    found = run.sources(HOPPER, q=q, k=k, weights=np.zeros((241, 100, 8), np.float32), topk=2048)
+    selecting = [dict(source.defines)["CUPYMLA_SHORT"] for source in found if source.entry == "indexer_topk"]
+    assert selecting == [0, 32]

@@ -26,8 +26,10 @@ CALLS = Calls(
 def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
     _, problem = read(**arguments)
-    first = next(plan.chunks(problem), None)
-    if first is None:
-        return ()
-    scores = (scoring.plan(problem.scores, gpu.arch),) if problem.scores.keys else ()
-    return (*scores, plan.select(plan.selected(problem, first), gpu.arch, gpu.multiprocessors).source)
+    # A last chunk of few rows may want another variant.
+    selecting = dict.fromkeys(
+        plan.select(plan.selected(problem, chunk), gpu.arch, gpu.multiprocessors).source
+        for chunk in plan.chunks(problem)
+    )
+    scores = (scoring.plan(problem.scores, gpu.arch),) if selecting and problem.scores.keys else ()
+    return (*scores, *selecting)

@@ -33,8 +33,10 @@ PAGED_INDEXER_TOPK = Calls(
 def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     """The kernels that a call of `paged_indexer_topk` on such a GPU compiles. Raises InputError, UnsupportedError."""
     _, problem = read(**arguments)
-    if not problem.requests:
-        return ()
-    scores = (plan.scoring(problem, gpu.arch),) if problem.columns else ()
-    selected = plan.selected(problem, next(plan.chunks(problem)).requests)
-    return (*scores, plan.select(selected, gpu.arch, gpu.multiprocessors).source)
+    # A last chunk of few rows may want another variant.
+    selecting = dict.fromkeys(
+        plan.select(plan.selected(problem, chunk.requests), gpu.arch, gpu.multiprocessors).source
+        for chunk in plan.chunks(problem)
+    )
+    scores = (plan.scoring(problem, gpu.arch),) if selecting and problem.columns else ()
+    return (*scores, *selecting)
