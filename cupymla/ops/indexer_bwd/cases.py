@@ -3,91 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 
-from ..case import Case, all_on, spread
+from ..indexer_cases import NamedKeysCase, counts, finished, lists, named, scored
 from .spec import ARGUMENTS
 
 OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
 
-_DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
-
-_ROWS = ("q", "k", "grad_logits", "indices")
-"""What is contiguous along its last axis."""
-
-_DEFAULTS = {
-    "causal": False,
-    "q_start": 0,
-    "k_stride": 1,
-    "relu": True,
-    "deterministic": False,
-    "dk_dtype": None,
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientCase(Case):
+class GradientCase(NamedKeysCase):
     """One problem.
 
     Attributes:
-        queries: T.
-        keys: L.
-        topk: entries of a row.
-        heads: H.
-        channels: D.
-        dtype: of q and k, a key of `_DTYPES`.
-        batch: extent of the batch axis, None without one.
-        ids: "random"; "same" for one key alone; "hostile" with many that name no key, and the extremes of int32; "none"
-            for -1 alone.
-        values: "normal"; "zeros" for keys whose products are exactly zero; "hostile" for keys, gradients and weights
-            that hold NaN and infinities; "wide" for rows of very different magnitudes.
-        lengths: whether topk_length is given, some of it out of range.
-        bf16_weights: whether weights are bf16.
-        strided: whether arrays have gaps.
-        causal, q_start, k_stride, relu, deterministic, dk_dtype: the options.
+        values: also "hostile" for keys, gradients and weights that hold NaN and infinities; "wide" for rows of very
+            different magnitudes.
+        deterministic, dk_dtype: options.
     """
 
-    queries: int
-    keys: int
-    topk: int
-    heads: int = 64
-    channels: int = 128
-    dtype: str = "bf16"
-    batch: int | None = None
-    ids: str = "random"
-    values: str = "normal"
-    lengths: bool = False
-    bf16_weights: bool = False
-    strided: bool = False
-    causal: bool = False
-    q_start: int = 0
-    k_stride: int = 1
-    relu: bool = True
+    defaults: ClassVar[dict[str, Any]] = NamedKeysCase.defaults | {"deterministic": False, "dk_dtype": None}
+
     deterministic: bool = False
     dk_dtype: str | None = None
 
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """The batch axis, as a tuple of one extent or of none."""
-        return () if self.batch is None else (self.batch,)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that are not left at their defaults."""
-        return {name: getattr(self, name) for name, value in _DEFAULTS.items() if getattr(self, name) != value}
-
-
-def _case(
-    queries: int, keys: int, topk: int, heads: int, name: str = "", intent: str = "shapes", **traits: Any
-) -> GradientCase:
-    channels, dtype = traits.get("channels", 128), traits.get("dtype", "bf16")
-    words = [f"{dtype}_h{heads}_d{channels}_t{queries}_l{keys}_k{topk}", *([name] if name else [])]
-    sizes: dict[str, Any] = {"queries": queries, "keys": keys, "topk": topk, "heads": heads}
-    return GradientCase(name="_".join(words), intent=intent, **sizes, **traits)
+_case = partial(named, GradientCase)
 
 
 def _shapes(name: str, **traits: Any) -> tuple[GradientCase, ...]:
@@ -141,45 +85,21 @@ BENCH: tuple[GradientCase, ...] = tuple(
 def inputs(case: GradientCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `indexer_bwd`, by parameter name."""
     rng = np.random.default_rng(seed)
-    dtype, row = _DTYPES[case.dtype], (*case.lead, case.queries)
-    q = rng.standard_normal((*row, case.heads, case.channels), dtype=np.float32).astype(dtype)
-    k = rng.standard_normal((*case.lead, case.keys, case.channels), dtype=np.float32).astype(dtype)
-    weights = rng.standard_normal((*row, case.heads)).astype(np.float32)
-    # As the model's factors leave them: scores of a few units.
-    weights *= np.float32((case.heads * case.channels) ** -0.5)
-    entries = (*row, case.topk)
+    q, k, weights = scored(case, rng)
     # As the loss leaves them: a softmax less a target, of rows that sum to nothing.
-    gradients = rng.standard_normal(entries, dtype=np.float32) / np.float32(max(1, case.topk))
-    indices = rng.integers(0, max(1, case.keys), entries, dtype=np.int32)
-    if case.ids == "none" or not case.keys:
-        indices[:] = -1
-    elif case.ids == "same":
-        indices[:] = case.keys - 1
-    elif case.ids == "hostile":
-        bad = np.array([-1, -2, case.keys, case.keys + 5, 2**31 - 1, -(2**31)], np.int32)
-        wrong = rng.random(entries) < 0.5
-        indices = np.where(wrong, bad[rng.integers(0, len(bad), entries)], indices).astype(np.int32)
-        indices[:1] = -1
-        gradients[wrong] = np.nan
-    if case.values == "zeros":
-        k[..., ::2, :] = 0
-    elif case.values == "wide":
-        powers = np.float32(2) ** rng.integers(-20, 21, row).astype(np.float32)
+    gradients = rng.standard_normal((*case.row, case.topk), dtype=np.float32) / np.float32(max(1, case.topk))
+    indices = lists(case, rng)
+    if case.ids == "hostile":
+        gradients[(indices < 0) | (indices >= case.keys)] = np.nan
+    if case.values == "wide":
+        powers = np.float32(2) ** rng.integers(-20, 21, case.row).astype(np.float32)
         gradients *= powers[..., None]
-        weights *= np.float32(2) ** rng.integers(-20, 21, row).astype(np.float32)[..., None]
+        weights *= np.float32(2) ** rng.integers(-20, 21, case.row).astype(np.float32)[..., None]
     elif case.values == "hostile":
         _spoil(q, k, weights, gradients, indices)
-    weights_given = weights.astype(ml_dtypes.bfloat16) if case.bf16_weights else weights
-    arguments: dict[str, Any] = {"q": q, "k": k, "weights": weights_given, "grad_logits": gradients, "indices": indices}
-    if case.lengths:
-        arguments["topk_length"] = rng.integers(-3, case.topk + 4, row, dtype=np.int32)
-    arguments |= case.options
-    if case.strided:
-        arguments = {
-            name: spread(value, name in _ROWS) if isinstance(value, np.ndarray) else value
-            for name, value in arguments.items()
-        }
-    return all_on(xp, arguments)
+    arrays = {"q": q, "k": k, "weights": weights, "grad_logits": gradients, "indices": indices}
+    arrays |= counts(case, rng)
+    return finished(case, arrays, xp)
 
 
 def _spoil(q: Any, k: Any, weights: Any, gradients: Any, indices: Any) -> None:
@@ -200,8 +120,7 @@ def _spoil(q: Any, k: Any, weights: Any, gradients: Any, indices: Any) -> None:
 
 def flops(case: GradientCase) -> float:
     """The three products of all heads with the keys that are named."""
-    entries = float(np.prod((*case.lead, case.queries, case.topk)))
-    return 6.0 * entries * case.heads * case.channels
+    return 3 * case.products
 
 
 def bytes_moved(case: GradientCase) -> float:
