@@ -24,16 +24,24 @@ def quantize_fp8(
     x: Array, *, group: int = 128, scale_rule: str = "amax", precision: str = "float64"
 ) -> tuple[Array, Array]:
     """codes as E4M3 and scales in float32; arguments and shapes as the public function's."""
-    *rows, channels = x.shape
-    largest = np.float32(float(ml_dtypes.finfo(x.dtype).max))
-    values = np.clip(x.astype(np.float32), -largest, largest).reshape(*rows, channels // group, group)
-    magnitudes = np.where(np.isnan(values), np.float32(0), np.abs(values))
-    amax = magnitudes.max(axis=-1, initial=np.float32(0))
+    values, amax = _grouped(x, group)
     scales = np.maximum(amax, np.float32(LEAST_AMAX)) / np.float32(E4M3_MAX)
     if scale_rule == "pow2":
         scales = rounded_up(scales)
+    return _codes(values, scales).reshape(x.shape), scales
+
+
+def _grouped(x: Array, group: int) -> tuple[Any, Any]:
+    """Values in float32, infinities cut to the largest of the dtype, [..., groups, group], and the largest magnitude of
+    each group, NaN left out."""
+    largest = np.float32(float(ml_dtypes.finfo(x.dtype).max))
+    values = np.clip(x.astype(np.float32), -largest, largest).reshape(*x.shape[:-1], x.shape[-1] // group, group)
+    return values, np.where(np.isnan(values), np.float32(0), np.abs(values)).max(axis=-1, initial=np.float32(0))
+
+
+def _codes(values: Any, scales: Any) -> Array:
     with np.errstate(invalid="ignore"):
-        return encoded(values / scales[..., None]).reshape(x.shape), scales
+        return encoded(values / scales[..., None])
 
 
 def dequantize_fp8(codes: Array, scales: Array, *, group: int = 128, precision: str = "float64") -> Array:
@@ -198,14 +206,13 @@ def gather_mla_cache(
 
 def _quantized(latents: Array, layout: LatentFormat, scale_rule: str | None) -> tuple[Array, Array]:
     """Codes as bytes, and scales in float32."""
-    largest = np.float32(float(ml_dtypes.finfo(latents.dtype).max))
-    values = np.clip(latents.astype(np.float32), -largest, largest).reshape(len(latents), -1, layout.group)
-    amax = np.where(np.isnan(values), np.float32(0), np.abs(values)).max(axis=-1)
     if layout.exponents or scale_rule == "pow2":
-        scales = rounded_up(np.maximum(amax, np.float32(LEAST_AMAX)) / np.float32(E4M3_MAX))
+        codes, scales = quantize_fp8(latents, group=layout.group, scale_rule="pow2")
     else:
+        values, amax = _grouped(latents, layout.group)
         scales = np.maximum(amax / np.float32(E4M3_MAX), LEAST_SCALE)
-    return encoded(values / scales[..., None]).reshape(latents.shape).view(np.uint8), scales
+        codes = _codes(values, scales).reshape(latents.shape)
+    return codes.view(np.uint8), scales
 
 
 def _wide(array: Array) -> Array:
