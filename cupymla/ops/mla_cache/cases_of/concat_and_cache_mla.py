@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...case import Case
 from ..cases import ITEM_BYTES
 from ..latent_spec import CONCAT, ROPE
 from ..latents import FORMATS, LatentFormat
-from .places import PAGE, blocks_for, dtype_of, numbers, random_blocks, slots_of
+from .places import PAGE, WriteCase, blocks_for, dtype_of, numbers, random_blocks, slots_of, words_of
 
 OUTPUTS = ("cache",)
 """What the call returns."""
@@ -24,37 +23,18 @@ BOUND_BY_COPYING = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcatCase(Case):
+class ConcatCase(WriteCase):
     """One problem.
 
     Attributes:
         form: the cache format.
-        tokens: T.
-        page, blocks: of the cache.
         rope: whether there is a k_pe.
-        dtype: of kv_c and k_pe.
         scale_rule: the option.
-        values: what numbers are like, see `places.KINDS`.
-        outside: share of slots that the cache does not have.
-        slots: their dtype.
-        gap: bytes between blocks.
-        padding: channels behind each row of kv_c and of k_pe that are not part of it.
-        four: whether the cache has an axis of one head.
     """
 
     form: str
-    tokens: int
-    page: int = PAGE
-    blocks: int = 1
     rope: bool = True
-    dtype: str = "bfloat16"
     scale_rule: str | None = None
-    values: str = "normal"
-    outside: float = 0.0
-    slots: str = "int64"
-    gap: int = 0
-    padding: int = 0
-    four: bool = False
 
     @property
     def layout(self) -> LatentFormat:
@@ -76,10 +56,8 @@ def _case(form: str, tokens: int, name: str = "", intent: str = "shapes", **trai
     known = form if form == "bf16" else f"{form}_fp8"
     traits = {"blocks": blocks_for(tokens, traits.get("page", PAGE)), **traits}
     made = ConcatCase(name="", intent=intent, form=known, tokens=tokens, **traits)
-    words = [form, f"t{tokens}", *([f"page{made.page}"] if made.page != PAGE else []), *([name] if name else [])]
-    words += [made.dtype] if made.dtype != "bfloat16" else []
-    words += [made.scale_rule] if made.scale_rule else []
-    return ConcatCase(name="_".join(words), intent=intent, form=known, tokens=tokens, **traits)
+    dtype = "" if made.dtype == "bfloat16" else made.dtype
+    return replace(made, name=words_of(made, f"{form}_t{tokens}", name, dtype, made.scale_rule or ""))
 
 
 CASES: tuple[ConcatCase, ...] = (
@@ -121,12 +99,12 @@ def inputs(case: ConcatCase, seed: int, xp: Any = np) -> dict[str, Any]:
     layout = case.layout
     kv_c = numbers(rng, xp, case.tokens, case.channels, case.values, case.dtype, case.padding)
     k_pe = numbers(rng, xp, case.tokens, ROPE, case.values, case.dtype, case.padding) if case.rope else None
-    cache = random_blocks(rng, xp, case.blocks, case.page, layout.token_bytes(case.width), case.gap, case.four)
+    cache = random_blocks(rng, xp, case, layout.token_bytes(case.width))
     arguments: dict[str, Any] = {
         "kv_c": kv_c,
         "k_pe": k_pe,
         "cache": cache if layout.codes else cache.view(dtype_of("bfloat16")),
-        "slot_mapping": slots_of(rng, xp, case.tokens, case.blocks, case.page, case.outside, case.slots),
+        "slot_mapping": slots_of(rng, xp, case, case.tokens),
         "cache_format": case.form,
     }
     if case.scale_rule is not None:
@@ -141,5 +119,5 @@ def flops(case: ConcatCase) -> float:
 
 def bytes_moved(case: ConcatCase) -> float:
     """Every number and every slot read once, every row written."""
-    slot = np.dtype(case.slots).itemsize
-    return float(case.tokens * (case.width * ITEM_BYTES[case.dtype] + slot + case.layout.token_bytes(case.width)))
+    read = case.width * ITEM_BYTES[case.dtype] + case.slot_bytes
+    return float(case.tokens * (read + case.layout.token_bytes(case.width)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...case import Case, spread
 from ..latents import FORMATS, LatentFormat
-from .places import PAGE, blocks_for, dtype_of, random_blocks, slots_of, tables_of
+from .places import PAGE, GatherCase, blocks_for, dtype_of, places_of, random_blocks, words_of
 
 OUTPUTS = ("kv",)
 """The output parameter."""
@@ -20,33 +19,16 @@ BOUND_BY_COPYING = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatherCase(Case):
+class LatentGatherCase(GatherCase):
     """One problem.
 
     Attributes:
         form: the cache format.
-        rows: how many slots there are, or rows of requests.
         d_qk: channels of a row.
-        page, blocks: of the cache.
-        by: "slots", "tables", or "hostile": tables that name blocks which the cache does not have.
-        outside: share of slots that the cache does not have.
-        slots: their dtype.
-        gap: bytes between blocks.
-        four: whether the cache has an axis of one head.
-        apart: whether there are gaps between slots.
     """
 
     form: str
-    rows: int
     d_qk: int
-    page: int = PAGE
-    blocks: int = 1
-    by: str = "slots"
-    outside: float = 0.0
-    slots: str = "int64"
-    gap: int = 0
-    four: bool = False
-    apart: bool = False
 
     @property
     def layout(self) -> LatentFormat:
@@ -54,16 +36,14 @@ class GatherCase(Case):
         return FORMATS[self.form]
 
 
-def _case(form: str, rows: int, name: str = "", intent: str = "shapes", **traits: Any) -> GatherCase:
+def _case(form: str, rows: int, name: str = "", intent: str = "shapes", **traits: Any) -> LatentGatherCase:
     known = form if form == "bf16" else f"{form}_fp8"
     traits = {"blocks": blocks_for(rows, traits.get("page", PAGE)), "d_qk": FORMATS[known].d_qk[0], **traits}
-    made = GatherCase(name="", intent=intent, form=known, rows=rows, **traits)
-    words = [form, f"t{rows}", *([f"page{made.page}"] if made.page != PAGE else [])]
-    words += [word for word in (made.by if made.by != "slots" else "", name) if word]
-    return GatherCase(name="_".join(words), intent=intent, form=known, rows=rows, **traits)
+    made = LatentGatherCase(name="", intent=intent, form=known, rows=rows, **traits)
+    return replace(made, name=words_of(made, f"{form}_t{rows}", "" if made.by == "slots" else made.by, name))
 
 
-CASES: tuple[GatherCase, ...] = (
+CASES: tuple[LatentGatherCase, ...] = (
     *(_case(form, 70, page=page) for form in ("bf16", "v32", "v4") for page in (1, 16, 64)),
     _case("bf16", 40, "latents_alone", page=16, d_qk=512),
     _case("v32", 0, "no_rows"),
@@ -81,7 +61,7 @@ CASES: tuple[GatherCase, ...] = (
 DEMO = _case("v32", 2048, "demo")
 """A problem that takes the reference a second or less."""
 
-BENCH: tuple[GatherCase, ...] = (
+BENCH: tuple[LatentGatherCase, ...] = (
     *(
         _case(form, rows, intent="speed")
         for form in ("bf16", "v32", "v4")
@@ -92,24 +72,20 @@ BENCH: tuple[GatherCase, ...] = (
 """32 slots are anywhere; more are those of whole pages, in any order."""
 
 
-def inputs(case: GatherCase, seed: int, xp: Any = np) -> dict[str, Any]:
+def inputs(case: LatentGatherCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `gather_mla_cache`, by parameter name; the cache holds any bytes, any scale among them."""
     rng = xp.random.default_rng(seed)
     layout = case.layout
-    cache = random_blocks(rng, xp, case.blocks, case.page, layout.token_bytes(case.d_qk), case.gap, case.four)
+    cache = random_blocks(rng, xp, case, layout.token_bytes(case.d_qk))
     arguments = {"cache": cache if layout.codes else cache.view(dtype_of("bfloat16")), "cache_format": case.form}
-    if case.by != "slots":
-        return arguments | tables_of(rng, xp, case.rows, case.blocks, case.page, case.by == "hostile")
-    slots = slots_of(rng, xp, case.rows, case.blocks, case.page, case.outside, case.slots)
-    return arguments | {"slots": spread(slots, False) if case.apart else slots}
+    return arguments | places_of(rng, xp, case)
 
 
-def flops(case: GatherCase) -> float:
+def flops(case: LatentGatherCase) -> float:
     """A product of every number."""
     return float(case.rows * case.d_qk)
 
 
-def bytes_moved(case: GatherCase) -> float:
+def bytes_moved(case: LatentGatherCase) -> float:
     """Every row and slot read once, every row written."""
-    slot = np.dtype(case.slots).itemsize if case.by == "slots" else 0
-    return float(case.rows * (case.layout.token_bytes(case.d_qk) + slot + 2 * case.d_qk))
+    return float(case.rows * (case.layout.token_bytes(case.d_qk) + case.slot_bytes + 2 * case.d_qk))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ...case import Case
 from ..cases import ITEM_BYTES
 from ..formats import INDEXER_FP8
 from ..paged_spec import WRITE
-from .places import PAGE, blocks_for, numbers, random_blocks, slots_of
+from .places import PAGE, WriteCase, blocks_for, numbers, random_blocks, slots_of, words_of
 
 OUTPUTS = ("cache",)
 """What the call returns."""
@@ -24,45 +23,25 @@ BOUND_BY_COPYING = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteCase(Case):
+class KeysCase(WriteCase):
     """One problem.
 
     Attributes:
-        tokens: T.
-        page, blocks: of the cache.
-        dtype: of k.
         scale_rule: the option.
-        values: what numbers are like, see `places.KINDS`.
-        outside: share of slots that the cache does not have.
-        slots: their dtype.
-        gap: bytes between blocks.
-        padding: channels behind each row of k that are not part of it.
-        four: whether the cache has an axis of one head.
     """
 
-    tokens: int
-    page: int = PAGE
-    blocks: int = 1
-    dtype: str = "bfloat16"
     scale_rule: str = "amax"
-    values: str = "normal"
-    outside: float = 0.0
-    slots: str = "int64"
-    gap: int = 0
-    padding: int = 0
-    four: bool = False
 
 
-def _case(tokens: int, name: str = "", intent: str = "shapes", **traits: Any) -> WriteCase:
+def _case(tokens: int, name: str = "", intent: str = "shapes", **traits: Any) -> KeysCase:
     traits = {"blocks": blocks_for(tokens, traits.get("page", PAGE)), **traits}
-    made = WriteCase(name="", intent=intent, tokens=tokens, **traits)
-    words = [f"t{tokens}", *([f"page{made.page}"] if made.page != PAGE else []), *([name] if name else [])]
-    words += [made.dtype] if made.dtype != "bfloat16" else []
-    words += ["pow2"] if made.scale_rule == "pow2" else []
-    return WriteCase(name="_".join(words), intent=intent, tokens=tokens, **traits)
+    made = KeysCase(name="", intent=intent, tokens=tokens, **traits)
+    dtype = "" if made.dtype == "bfloat16" else made.dtype
+    rule = "" if made.scale_rule == "amax" else made.scale_rule
+    return replace(made, name=words_of(made, f"t{tokens}", name, dtype, rule))
 
 
-CASES: tuple[WriteCase, ...] = (
+CASES: tuple[KeysCase, ...] = (
     *(_case(70, page=page) for page in (1, 16, 64)),
     _case(41, page=3, scale_rule="pow2"),
     _case(0, "no_tokens"),
@@ -80,29 +59,29 @@ CASES: tuple[WriteCase, ...] = (
 DEMO = _case(4096, "demo")
 """A problem that takes the reference a second or less."""
 
-BENCH: tuple[WriteCase, ...] = tuple(_case(tokens, intent="speed") for tokens in (32, 4096, 131072, 524288))
+BENCH: tuple[KeysCase, ...] = tuple(_case(tokens, intent="speed") for tokens in (32, 4096, 131072, 524288))
 """Of 32 tokens each has a slot of its own anywhere, as in decoding; more fill whole pages, in any order."""
 
 
-def inputs(case: WriteCase, seed: int, xp: Any = np) -> dict[str, Any]:
+def inputs(case: KeysCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `indexer_k_quant_and_cache`, by parameter name; the cache holds any bytes."""
     rng = xp.random.default_rng(seed)
     arguments: dict[str, Any] = {
         "k": numbers(rng, xp, case.tokens, INDEXER_FP8.channels, case.values, case.dtype, case.padding),
-        "cache": random_blocks(rng, xp, case.blocks, case.page, INDEXER_FP8.token_bytes, case.gap, case.four),
-        "slot_mapping": slots_of(rng, xp, case.tokens, case.blocks, case.page, case.outside, case.slots),
+        "cache": random_blocks(rng, xp, case, INDEXER_FP8.token_bytes),
+        "slot_mapping": slots_of(rng, xp, case, case.tokens),
     }
     if case.scale_rule != "amax":
         arguments["scale_rule"] = case.scale_rule
     return arguments
 
 
-def flops(case: WriteCase) -> float:
+def flops(case: KeysCase) -> float:
     """A comparison and a division of every number; 0 where there is nothing to write to."""
     return 2.0 * case.tokens * INDEXER_FP8.channels * (case.blocks > 0)
 
 
-def bytes_moved(case: WriteCase) -> float:
+def bytes_moved(case: KeysCase) -> float:
     """Every number and every slot read once, every row written."""
-    slot = np.dtype(case.slots).itemsize
-    return float(case.tokens * (INDEXER_FP8.channels * ITEM_BYTES[case.dtype] + slot + INDEXER_FP8.token_bytes))
+    written = INDEXER_FP8.channels * ITEM_BYTES[case.dtype]
+    return float(case.tokens * (written + case.slot_bytes + INDEXER_FP8.token_bytes))

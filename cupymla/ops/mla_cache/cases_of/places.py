@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...case import spread
+from ...case import Case, spread
 from ..cases import VALUES
 
 OUTSIDE = (-1, -2, -(2**31), 2**31 - 1)
@@ -17,6 +18,74 @@ FEW = 32
 
 PAGE = 64
 """Slots of a block in benchmarks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCase(Case):
+    """A problem with a cache, and slots of it.
+
+    Attributes:
+        page, blocks: of the cache.
+        outside: share of slots that the cache does not have.
+        slots: their dtype.
+        gap: bytes between blocks.
+        four: whether the cache has an axis of one head.
+    """
+
+    page: int = PAGE
+    blocks: int = 1
+    outside: float = 0.0
+    slots: str = "int64"
+    gap: int = 0
+    four: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCase(CacheCase):
+    """A problem of a writer.
+
+    Attributes:
+        tokens: T.
+        dtype: of what is written.
+        values: what numbers are like, see `KINDS`.
+        padding: channels behind each row of what is written that are not part of it.
+    """
+
+    tokens: int
+    dtype: str = "bfloat16"
+    values: str = "normal"
+    padding: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """What names a token's place, in bytes."""
+        return np.dtype(self.slots).itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherCase(CacheCase):
+    """A problem of a reader.
+
+    Attributes:
+        rows: how many slots there are, or rows of requests.
+        by: "slots", "tables", or "hostile": tables that name blocks which the cache does not have.
+        apart: whether there are gaps between slots.
+    """
+
+    rows: int
+    by: str = "slots"
+    apart: bool = False
+
+    @property
+    def slot_bytes(self) -> int:
+        """What names a row's place, in bytes; tables do not count."""
+        return np.dtype(self.slots).itemsize if self.by == "slots" else 0
+
+
+def words_of(case: CacheCase, sizes: str, *words: str) -> str:
+    """A case's name, of its sizes, its page and those of other words that are not empty."""
+    page = f"page{case.page}" if case.page != PAGE else ""
+    return "_".join(word for word in (sizes, page, *words) if word)
 
 
 def dtype_of(name: str) -> Any:
@@ -57,12 +126,12 @@ def padded(rows: Any, padding: int) -> Any:
     return spread(rows, True, padding) if padding else rows
 
 
-def random_blocks(rng: Any, xp: Any, blocks: int, page: int, token_bytes: int, gap: int, four: bool) -> Any:
+def random_blocks(rng: Any, xp: Any, case: CacheCase, token_bytes: int) -> Any:
     """A cache [blocks, page, bytes] of any bytes, or [blocks, page, 1, bytes]; blocks lie `gap` bytes apart."""
-    memory = rng.integers(0, 256, (blocks, page * token_bytes + gap), dtype=np.int32).astype(np.uint8)
-    shape = (blocks, page, 1, token_bytes) if four else (blocks, page, token_bytes)
-    block = page * token_bytes + gap
-    steps = (block, token_bytes, token_bytes, 1) if four else (block, token_bytes, 1)
+    block = case.page * token_bytes + case.gap
+    memory = rng.integers(0, 256, (case.blocks, block), dtype=np.int32).astype(np.uint8)
+    shape = (case.blocks, case.page, *([1] if case.four else []), token_bytes)
+    steps = (block, *([token_bytes] if case.four else []), token_bytes, 1)
     return xp.lib.stride_tricks.as_strided(memory, shape, steps)
 
 
@@ -71,34 +140,43 @@ def blocks_for(tokens: int, page: int = PAGE) -> int:
     return max(1, -(-tokens // page))
 
 
-def slots_of(rng: Any, xp: Any, count: int, blocks: int, page: int, outside: float, dtype: str) -> Any:
+def slots_of(rng: Any, xp: Any, case: CacheCase, count: int) -> Any:
     """Different slots of a cache, a share of them replaced by what is none.
 
     Few are anywhere; more are those of whole blocks in any order, as a prefill's.
     """
+    blocks, page = case.blocks, case.page
     if count > FEW:
         order = xp.argsort(rng.random(blocks, dtype=np.float32))
         slots = (order[:, None] * page + xp.arange(page)).reshape(-1)
     else:
         slots = xp.argsort(rng.random(blocks * page, dtype=np.float32))
     slots = xp.resize(slots, count) if slots.size else xp.zeros(count, np.int64)
-    if outside:
+    if case.outside:
         bad = xp.asarray([*OUTSIDE, blocks * page, blocks * page + 7])
-        chosen = rng.random(count, dtype=np.float32) < outside
+        chosen = rng.random(count, dtype=np.float32) < case.outside
         slots = xp.where(chosen, bad[rng.integers(0, len(bad), count)], slots)
-    return slots.astype(dtype)
+    return slots.astype(case.slots)
 
 
-def tables_of(rng: Any, xp: Any, rows: int, blocks: int, page: int, hostile: bool) -> dict[str, Any]:
+def places_of(rng: Any, xp: Any, case: GatherCase) -> dict[str, Any]:
+    """The arguments of a reader that name places, by name."""
+    if case.by != "slots":
+        return _tables(rng, xp, case)
+    slots = slots_of(rng, xp, case, case.rows)
+    return {"slots": spread(slots, False) if case.apart else slots}
+
+
+def _tables(rng: Any, xp: Any, case: GatherCase) -> dict[str, Any]:
     """Block tables and cumulated lengths of three requests, of which one is empty, for so many rows and three more.
 
     Hostile tables name blocks that there are not, and a request is longer than its table.
     """
-    width = blocks_for(rows, page)
-    order = xp.resize(xp.argsort(rng.random(blocks, dtype=np.float32)), (3, width)).astype(np.int32)
-    if hostile:
+    rows, width = case.rows, blocks_for(case.rows, case.page)
+    order = xp.resize(xp.argsort(rng.random(case.blocks, dtype=np.float32)), (3, width)).astype(np.int32)
+    if case.by == "hostile":
         order[:, ::3] = -1
-        order[0, 1::3] = blocks
+        order[0, 1::3] = case.blocks
         width = max(1, width // 2)
     first = rows // 3
     lens = xp.asarray([0, first, first, rows], dtype=np.int32)
