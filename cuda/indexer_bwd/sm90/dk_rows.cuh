@@ -23,7 +23,9 @@ __device__ __forceinline__ void zero(const Parameters& params) {
 // One CTA to a query: raises the bounds of its keys. What is not finite is left out: what is added of it is not finite
 // either, and has its own bits.
 __device__ __forceinline__ void bound(const Parameters& params) {
-  __shared__ float per_warp[kThreads / 32];
+  __shared__ struct {
+    float per_warp[kThreads / 32];
+  } shared;
   const Query query(params);
   const Element* rows = params.q + query.batch * params.q_batch + query.query * params.q_query;
   float largest = 0.0f, weights = 0.0f;
@@ -41,8 +43,8 @@ __device__ __forceinline__ void bound(const Parameters& params) {
     const float weight = fabsf(weight_of(params, query, head));
     if (is_finite(weight)) weights += weight;
   }
-  largest = over_block(per_warp, largest, Larger{});
-  weights = over_block(per_warp, weights, Plus{});
+  largest = over_block(shared, largest, Larger{});
+  weights = over_block(shared, weights, Plus{});
   // Products in the order in which terms are made, or a small gradient would make a bound of 0; capped, or one of
   // 0 would make NaN.
   const float most = fminf(fminf(weights, kLargestFloat) * largest, kLargestFloat);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/async_copy.cuh"
+#include "../../common/block_reduction.cuh"
 #include "../../common/indexer_score.cuh"
 #include "storage.cuh"
 
@@ -136,26 +137,5 @@ struct KeyGather {
     look(tile + kStages);
   }
 };
-
-struct Larger {
-  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-struct Plus {
-  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
-};
-
-// Combines all threads' values, always in the same order. Synchronised before and after.
-template <typename Combine>
-__device__ __forceinline__ float over_block(float (&per_warp)[kThreads / 32], float own, Combine combine) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, step));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) per_warp[threadIdx.x / 32] = own;
-  __syncthreads();
-  float all = per_warp[0];
-#pragma unroll
-  for (int warp = 1; warp < kThreads / 32; ++warp) all = combine(all, per_warp[warp]);
-  return all;
-}
 
 }  // namespace cupymla::indexer_bwd

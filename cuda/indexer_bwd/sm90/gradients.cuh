@@ -15,9 +15,9 @@
 #include "../../common/memory.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/registers.cuh"
+#include "../../common/sm90/index_products.cuh"
 #include "fixed_point.cuh"
 #include "gather.cuh"
-#include "products.cuh"
 
 namespace cupymla::indexer_bwd {
 
@@ -46,7 +46,7 @@ struct Gradients {
         const float gradient = query.key_of(entry) >= 0 ? fabsf(query.gradients[entry]) : 0.0f;
         if (is_finite(gradient)) largest = fmaxf(largest, gradient);
       }
-      largest = over_block(storage.per_warp, largest, Larger{});
+      largest = over_block(storage, largest, Larger{});
     }
     if (threadIdx.x == 0) storage.gradient_scale = operand_scale(largest);  // which the weights' barrier shows to all
 #pragma unroll 1
@@ -105,7 +105,7 @@ struct Gradients {
     uint32_t active_weights[kHeads / 16][4];
     {
       float products[kScores];
-      multiply_keys(products, storage, stage);
+      indexer::multiply_keys<Element>(products, storage.keys[stage], storage.q);
       activate(products, active_weights, stage);
     }
     fence_async_shared();
@@ -154,7 +154,7 @@ struct Gradients {
   }
 
   __device__ __forceinline__ void issue_dk(float (&dk)[kD / 2], uint32_t (&active_weights)[kHeads / 16][4]) const {
-    const uint64_t heads = sm90::mn_major_descriptor(uniform_address(storage.q[0]), kHeadColumnBytes);
+    const uint64_t heads = sm90::mn_major_descriptor(indexer::uniform_address(storage.q[0]), kHeadColumnBytes);
     sm90::warpgroup_discard_operand(dk);
     // Operands are in their registers in front of the first product.
 #pragma unroll
@@ -165,21 +165,21 @@ struct Gradients {
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeads / 16; ++step) {
-      sm90::mma<Products<Element, kD>::FromRegisters>(
+      sm90::mma<indexer::Products<Element, kD>::FromRegisters>(
           dk, active_weights[step], sm90::descriptor_advance(heads, step * 2 * kSwizzleAtomBytes), step == 0);
     }
     sm90::wgmma_commit();
   }
 
   __device__ __forceinline__ void issue_dq(int stage) {
-    const uint64_t active = sm90::k_major_descriptor(uniform_address(storage.active));
-    const uint64_t keys = sm90::mn_major_descriptor(uniform_address(storage.keys[stage][0]), kKeyColumnBytes);
+    const uint64_t active = sm90::k_major_descriptor(indexer::uniform_address(storage.active));
+    const uint64_t keys = sm90::mn_major_descriptor(indexer::uniform_address(storage.keys[stage][0]), kKeyColumnBytes);
 #pragma unroll
     for (int tile = 0; tile < kColumnTiles; ++tile) {
       sm90::warpgroup_fence_operand(dq[tile]);
 #pragma unroll
       for (int step = 0; step < kTileKeys / 16; ++step) {
-        sm90::mma<Products<Element, kHeads>::Transposed>(
+        sm90::mma<indexer::Products<Element, kHeads>::Transposed>(
             dq[tile], sm90::descriptor_advance(keys, tile * kKeyColumnBytes + step * 2 * kSwizzleAtomBytes),
             sm90::descriptor_advance(active, step * 32));
       }

@@ -36,6 +36,7 @@ constexpr int kStages = 3;
 constexpr int kColumnTiles = kD / 64;  // of 128 swizzled bytes
 constexpr int kRowChunks = kD / 8;     // of 16 bytes
 constexpr int kHeadGroups = kHeads / 8;
+constexpr int kScores = kHeads / 2;    // of a thread, see `multiply_keys`
 constexpr uint32_t kKeyColumnBytes = kTileKeys * kSwizzleRowBytes;
 constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 

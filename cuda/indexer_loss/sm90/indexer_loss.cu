@@ -2,8 +2,9 @@
 // the heads of the query its columns, so that a sum over heads stays in four lanes. A row's scores wait in
 // `grad_logits` until its log-sum-exp is known; so any topk works, in the memory of the result. storage.cuh has who
 // waits for whom, common/indexer_score.cuh the order of operations of a score.
+#include "../../common/block_reduction.cuh"
 #include "../../common/entry.cuh"
-#include "../../common/sm90/swizzle_64_tiles.cuh"
+#include "../../common/sm90/index_products.cuh"
 #include "gather.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -11,42 +12,6 @@
 #endif
 
 namespace cupymla::indexer_loss {
-
-template <typename Element, int kColumns>
-struct Products;
-#define CUPYMLA_PRODUCTS(element, name, columns)                                                     \
-  template <>                                                                                        \
-  struct Products<element, columns> {                                                                \
-    using Scores = cute::SM90::GMMA::MMA_64x##columns##x16_##name##_SS<sm90::Major::K, sm90::Major::K>; \
-  };
-CUPYMLA_PRODUCTS(__nv_bfloat16, F32BF16BF16, 16)
-CUPYMLA_PRODUCTS(__nv_bfloat16, F32BF16BF16, 32)
-CUPYMLA_PRODUCTS(__nv_bfloat16, F32BF16BF16, 64)
-CUPYMLA_PRODUCTS(__nv_bfloat16, F32BF16BF16, 128)
-CUPYMLA_PRODUCTS(__half, F32F16F16, 16)
-CUPYMLA_PRODUCTS(__half, F32F16F16, 32)
-CUPYMLA_PRODUCTS(__half, F32F16F16, 64)
-CUPYMLA_PRODUCTS(__half, F32F16F16, 128)
-#undef CUPYMLA_PRODUCTS
-
-// Products of a tile's keys with all heads, complete on return. A thread has rows r and r + 8 of its warp's sixteen,
-// r = lane / 4, and of each eight heads two.
-__device__ __forceinline__ void multiply_keys(float (&products)[kHeads / 2], const Storage& storage, int stage) {
-  const uint64_t keys = sm90::k_major_descriptor(__shfl_sync(0xffffffffu, smem_address(storage.keys[stage][0]), 0));
-  const uint64_t heads = sm90::k_major_descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[0]), 0));
-  sm90::warpgroup_discard_operand(products);
-  sm90::wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < kD / 16; ++step) {
-    const uint32_t column = step / 4, inside = step % 4 * 32;
-    sm90::mma<Products<Element, kHeads>::Scores>(
-        products, sm90::descriptor_advance(keys, column * kKeyColumnBytes + inside),
-        sm90::descriptor_advance(heads, column * kHeadColumnBytes + inside), step == 0);
-  }
-  sm90::wgmma_commit();
-  sm90::wgmma_wait<0>();
-  sm90::warpgroup_fence_operand(products);
-}
 
 // The score of the lane's own row: of r in lanes 0 and 2 of four, of r + 8 in the others.
 __device__ __forceinline__ float sum_heads(const float (&products)[kHeads / 2], const Storage& storage,
@@ -83,28 +48,6 @@ struct Exponentials {
   }
 };
 
-struct Larger {
-  __device__ __forceinline__ double operator()(double a, double b) const { return fmax(a, b); }
-};
-struct Plus {
-  __device__ __forceinline__ double operator()(double a, double b) const { return a + b; }
-};
-
-// Combines all threads' values, always in the same order. Synchronised before and after. In double: an error of a sum
-// here would move a whole row.
-template <typename Combine>
-__device__ __forceinline__ double over_block(Storage& storage, double own, Combine combine) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, step));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) storage.per_warp[threadIdx.x / 32] = own;
-  __syncthreads();
-  double all = storage.per_warp[0];
-#pragma unroll
-  for (int warp = 1; warp < kThreads / 32; ++warp) all = combine(all, storage.per_warp[warp]);
-  return all;
-}
-
 }  // namespace cupymla::indexer_loss
 
 extern "C" __global__ void __launch_bounds__(cupymla::indexer_loss::kThreads, 2)
@@ -133,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_loss::kThreads, 2)
     for (int32_t tile = 0; tile < query.tiles; ++tile) {
       gather.next(tile);
       float products[kHeads / 2];
-      multiply_keys(products, storage, tile % kStages);
+      indexer::multiply_keys<Element>(products, storage.keys[tile % kStages], storage.q);
       const float score = sum_heads(products, storage, params, quad_lane);
       // Lanes 2 and 3 of four have the scores of lanes 0 and 1 once more.
       if (quad_lane < 2 && storage.ids[tile % kStages][row] >= 0) {
