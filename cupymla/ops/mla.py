@@ -253,6 +253,14 @@ def batched_strides(strides: tuple[int, ...] | None, axes: int) -> tuple[int, ..
     return strides if len(strides) == axes else (0, *strides)
 
 
+def set_strides(record: object, name: str, view: View | None, axes: Sequence[str], more: int = 0) -> None:
+    """Set the fields `<name>_<axis>` of a parameter record: strides of an array's first axes, which as many `more`
+    follow that have no field; zeros without an array."""
+    strides = batched_strides(None if view is None else view.strides, len(axes) + more)
+    for axis, stride in zip(axes, strides, strict=False):
+        setattr(record, f"{name}_{axis}", stride)
+
+
 def _refuse_misaligned(q: View, kv: View, indices: View, topk_length: View | None, attn_sink: View | None) -> None:
     _check_address(q, "q", ROW_ALIGNMENT_BYTES)
     _check_address(kv, "kv", ROW_ALIGNMENT_BYTES)

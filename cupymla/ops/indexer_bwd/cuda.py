@@ -10,7 +10,7 @@ from ...launch import Geometry, Launcher
 from ...tensor import View
 from ..bound import Launches, Results
 from ..gpu import check_record
-from ..mla import batched_strides
+from ..mla import set_strides
 from . import plan
 from .spec import ARGUMENTS, Problem, Views
 
@@ -60,10 +60,7 @@ def filled(problem: Problem, arrays: dict[str, View | None]) -> Parameters:
         adds_log2=plan.adds_log2(problem),
     )
     for name, axes in _AXES.items():
-        seen = arrays[name]
-        rank = len(axes) + (name not in _EVERY_AXIS)
-        for axis, stride in zip(axes, batched_strides(None if seen is None else seen.strides, rank), strict=False):
-            setattr(made, f"{name}_{axis}", stride)
+        set_strides(made, name, arrays[name], axes, more=int(name not in _EVERY_AXIS))
     return made
 
 

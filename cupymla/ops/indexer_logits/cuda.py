@@ -12,7 +12,7 @@ from ...tensor import View
 from ...tensormap import TileMap
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
-from ..mla import batched_strides
+from ..mla import batched_strides, set_strides
 from ..work_assignment import WorkAssignment
 from . import plan
 from .spec import OPERATOR, Problem, Views
@@ -54,10 +54,7 @@ def filled(problem: Problem, work: WorkAssignment, views: Views, logits: View) -
     for name in _ARRAYS:
         seen = logits if name == "logits" else getattr(views, name)
         setattr(made, name, None if seen is None else seen.ptr)
-        own = axes.get(name, "batch query").split()
-        rank = 3 if name == "logits" else len(own)
-        for axis, stride in zip(own, batched_strides(None if seen is None else seen.strides, rank), strict=False):
-            setattr(made, f"{name}_{axis}", stride)
+        set_strides(made, name, seen, axes.get(name, "batch query").split(), more=int(name == "logits"))
     return made
 
 

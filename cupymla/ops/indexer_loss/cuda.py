@@ -11,7 +11,7 @@ from ...launch import Geometry, Launcher
 from ...tensor import View
 from ..bound import Launches, Results
 from ..gpu import check_record
-from ..mla import batched_strides
+from ..mla import set_strides
 from . import plan
 from .spec import Problem, Views
 
@@ -54,9 +54,7 @@ def filled(problem: Problem, arrays: dict[str, View | None]) -> Parameters:
         seen = arrays[name]
         setattr(made, name, None if seen is None else seen.ptr)
         # Rows of q, k and lists end with a contiguous axis, which has no field.
-        rank = len(axes) + (name not in (*_ROWS, "weights"))
-        for axis, stride in zip(axes, batched_strides(None if seen is None else seen.strides, rank), strict=False):
-            setattr(made, f"{name}_{axis}", stride)
+        set_strides(made, name, seen, axes, more=int(name not in (*_ROWS, "weights")))
     return made
 
 

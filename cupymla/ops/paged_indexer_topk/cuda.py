@@ -15,7 +15,7 @@ from ..gpu import check_record, tiles
 from ..indexer_logits import cuda as dense
 from ..indexer_logits.spec import Options as DenseOptions
 from ..indexer_logits.spec import Problem as DenseProblem
-from ..mla import batched_strides
+from ..mla import batched_strides, set_strides
 from ..topk import cuda as selection
 from . import plan
 from .spec import OPERATOR, LogitsViews, Problem, ScoredViews, Views
@@ -125,10 +125,7 @@ class Scoring:
             **work.fields,
         )
         for name in _HEADED:
-            seen: View | None = getattr(views, name)
-            strides = batched_strides(None if seen is None else seen.strides, 3)
-            for axis, stride in zip(("request", "query", "head"), strides, strict=True):
-                setattr(record, f"{name}_{axis}", stride)
+            set_strides(record, name, getattr(views, name), ("request", "query", "head"))
         scored = DenseProblem(
             lead=(chunk.requests,),
             queries=problem.queries,

@@ -419,7 +419,7 @@ def workspace_limit(problem: Problem) -> int:
                 # P and dS are stored for as many queries as partial sums.
                 held = fitting(chunk, p_ds_bytes, two_phase.P_DS_BYTES, 1) if in_phases else chunk
                 sizes.append(workspace(problem, held, in_runs=in_runs, packed=packed, in_phases=in_phases).bytes)
-        sizes[:] = [max(sizes) + _further_lists_limit(problem, tokens)]
+        sizes = [max(sizes) + _further_lists_limit(problem, tokens)]
         for n in _packable_queries(problem):
             groups = all_query_groups(problem, n)
             chunk = fitting(groups, partial_bytes(problem, True, n), PARTIAL_BYTES, 1)
