@@ -26,6 +26,17 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& w
                : "memory");
 }
 
+__device__ __forceinline__ void load_shared_8(uint32_t& a, uint32_t& b, uint32_t address) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_shared_16(uint32_t (&words)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 // Bytes of a word as the four places of kSelector say; with 8 added, the byte's sign in all of its bits (PTX ISA,
 // "prmt").
 template <uint32_t kSelector>

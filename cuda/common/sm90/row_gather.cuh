@@ -12,8 +12,8 @@ namespace cupymla::sm90 {
 // Places of a block all of which lies in one buffer.
 template <typename Config>
 struct OneBuffer {
-  const int buffer;
-  const uint32_t parity;  // of the free barriers' awaited phase
+  int buffer;
+  uint32_t parity;  // of the free barriers' awaited phase
 
   // The buffer of a part; which of its barriers says that the part, and those after it up to the next such, may be
   // filled, negative for none; and the parity to wait for.

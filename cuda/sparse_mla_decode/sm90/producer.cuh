@@ -3,6 +3,7 @@
 // l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row.
 #pragma once
 
+#include "../../common/async_copy.cuh"
 #include "../../common/memory.cuh"
 #include "../../sparse_mla_fwd/sm90/producer.cuh"
 #include "cache.cuh"
@@ -72,23 +73,23 @@ struct Producer {
   static constexpr int kPasses = 4;
   static constexpr int kLastPart = Config::kParts - 1;
 
-  // What is loaded at a time: a tile of codes, or half of the warp's entries of a tile of bf16.
-  static constexpr int kSteps = Cache::kCodeTiles + 2 * (Cache::kTiles - Cache::kCodeTiles);
-  // Two steps are loaded while two are converted.
-  static constexpr int kAhead = 2;
-  static constexpr int kPairs = (kSteps + 1) / 2;
-  static __device__ __forceinline__ constexpr bool is_code(int step) { return step < Cache::kCodeTiles; }
-  static __device__ __forceinline__ constexpr int tile_of(int step) {
-    return is_code(step) ? step : Cache::kCodeTiles + (step - Cache::kCodeTiles) / 2;
-  }
-  static __device__ __forceinline__ constexpr int first_pass(int step) {
-    return is_code(step) ? 0 : (step - Cache::kCodeTiles) % 2 * 2;
-  }
-  static_assert(kAhead < kSteps);
+  // A row's bytes that a lane copies at a time.
+  static constexpr uint32_t kCopyBytes = Cache::kHas16ByteRows ? 16 : 8;
 
-  // Of a step what this lane loads: eight bytes of each pass, or 16 of each of two passes.
-  struct Words {
-    uint32_t of[8];
+  // Codes wait in the block's own buffer: those of tiles 2 * i and 2 * i + 1 where tile kCodesFirst + i will be, each
+  // warp's in its rows of that. Tiles are written in order, each when the codes of the next one have been read.
+  static constexpr int kCodesFirst = Cache::kCodeTiles / 2;
+  static constexpr bool codes_are_read_first() {
+    for (int tile = kCodesFirst; tile < Cache::kCodeTiles; ++tile) {
+      if (2 * (tile - kCodesFirst) + 1 > tile + 1) return false;
+    }
+    return (Cache::kCodeTiles - 1) / 2 + kCodesFirst < Cache::kCodeTiles;  // bf16 lie behind
+  }
+  static_assert(Cache::kCodeTiles == 0 || codes_are_read_first());
+
+  // A lane's eight codes of each pass.
+  struct Codes {
+    uint32_t low[kPasses], high[kPasses];
   };
 
   Storage& storage;
@@ -153,32 +154,9 @@ struct Producer {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const uint64_t address = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row.data), entry_of(pass));
-      places.data[pass] = reinterpret_cast<const uint8_t*>(address) + chunk * (kCopies ? 16 : 8);
+      places.data[pass] = reinterpret_cast<const uint8_t*>(address) + chunk * kCopyBytes;
     }
     return places;
-  }
-
-  __device__ __forceinline__ void load(Words& words, const Places& places, int step) const {
-    const int tile = tile_of(step);
-    if (is_code(step)) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        load_row_8(words.of[2 * pass], words.of[2 * pass + 1], places.data[pass] + tile * 64);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t(&own)[4] = reinterpret_cast<uint32_t(&)[4]>(words.of[4 * i]);
-      const uint8_t* from =
-          places.data[first_pass(step) + i] + chunk * 8 + (Cache::kWideBegin + (tile - Cache::kCodeTiles) * 128);
-      if constexpr (Cache::kHas16ByteRows) {
-        load_row_16(own, from);
-      } else {
-        load_row_8(own[0], own[1], from);
-        load_row_8(own[2], own[3], from + 8);
-      }
-    }
   }
 
   // The scale of a tile of a pass's entry, from what its finder loaded.
@@ -196,50 +174,108 @@ struct Producer {
     }
   }
 
-  // Scales of a step's entries, where those of the step before are others.
+  // Scales of a tile's entries, where those of the tile before are others.
   __device__ __forceinline__ void take_scales(const Scales<Cache>& scales, uint32_t (&scale_words)[kPasses],
-                                              int step) const {
+                                              int tile) const {
     if constexpr (kFolds) {
-      if (!is_code(step) || step % Cache::kWordTiles != 0) return;
+      if (tile % Cache::kWordTiles != 0) return;
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[step / Cache::kWordTiles], entry_of(pass));
+        scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[tile / Cache::kWordTiles], entry_of(pass));
       }
     }
   }
 
-  static __device__ __forceinline__ constexpr int items(int step) { return is_code(step) ? kPasses : 2; }
+  // Where this lane's eight codes of a tile wait, of the first pass; those of the next one 256 bytes behind. Neighbours
+  // among rows change places in every other tile: a copy of 128 bytes of a row meets each bank once.
+  __device__ __forceinline__ uint32_t codes_at(int stage, int tile) const {
+    return smem_address(storage.k[stage][kCodesFirst + tile / 2]) + warp * 2048 + tile % 2 * 1024 +
+           (lane / 8 ^ tile % 2) * 64 + chunk * 8;
+  }
 
-  // Writes one of a step's items into the block; `to_tile` is the address of its tile, `valid_lanes` have a bit for
-  // each of the warp's entries, `scale_words` those of the entries that this lane loads of. `nan` gets bits that
-  // `has_nan` knows. What is not valid is finite.
-  __device__ __forceinline__ void convert(const Words& words, const Scales<Cache>& scales,
-                                          const uint32_t (&scale_words)[kPasses], uint32_t valid_lanes, uint32_t& nan,
-                                          const uint32_t (&destination)[2], uint32_t to_tile, int step,
-                                          int item) const {
-    const int pass = first_pass(step) + item;
-    const uint32_t address = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile;
-    const uint32_t mask = valid_lanes >> entry_of(pass) & 1u ? ~0u : 0u;
-    if (!is_code(step)) {
-      const uint32_t* own = words.of + 4 * item;
-      store_shared_16(address, make_uint4(from_bf16<Element>(own[0] & mask), from_bf16<Element>(own[1] & mask),
-                                          from_bf16<Element>(own[2] & mask), from_bf16<Element>(own[3] & mask)));
-      return;
+  // And where it copies 16 bytes of two tiles to.
+  __device__ __forceinline__ uint32_t pair_at(int stage, int tile) const {
+    const uint32_t second = chunk / 4;
+    return smem_address(storage.k[stage][kCodesFirst + tile / 2]) + warp * 2048 + second * 1024 +
+           (lane / 8 ^ second) * 64 + chunk % 4 * 16;
+  }
+
+  // Copies a block's rows into its buffer as they are, once that is free: bf16 to where the products want them. Zeros
+  // of what is not valid.
+  template <typename Buffer>
+  __device__ __forceinline__ void bring(const Places& places, uint32_t valid_lanes, const Buffer& buffer) const {
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) enter(part, buffer);
+    const int stage = buffer.stage(0);
+    uint32_t destination[2];
+    destinations(destination);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const uint32_t bytes = valid_lanes >> entry_of(pass) & 1u ? kCopyBytes : 0;
+#pragma unroll
+      for (int tile = 0; tile < Cache::kCodeTiles; tile += kCopyBytes / 8) {
+        const uint32_t to = kCopyBytes == 16 ? pair_at(stage, tile) : codes_at(stage, tile);
+        stream_copy_or_zeros<kCopyBytes>(to + pass * 256, places.data[pass] + tile * 64, bytes);
+      }
+#pragma unroll
+      for (int tile = Cache::kCodeTiles; tile < Cache::kTiles; ++tile) {
+        const uint32_t to =
+            destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]);
+        const uint8_t* from = places.data[pass] + Cache::kWideBegin + (tile - Cache::kCodeTiles) * 128;
+        if constexpr (kCopyBytes == 16) {
+          stream_copy_or_zeros<16>(to, from, bytes);
+        } else {
+          from += chunk * 8;
+          stream_copy_or_zeros<8>(to, from, bytes);
+          stream_copy_or_zeros<8>(to + 8, from + 8, bytes);
+        }
+      }
     }
-    const uint32_t low = words.of[2 * pass], high = words.of[2 * pass + 1];
-    if constexpr (kFolds) {
-      store_shared_16(address, eight_bf16(folded(scale_words[pass], step), low, high));
-      nan |= nan_bits(low) | nan_bits(high);
-    } else {
-      store_shared_16(address, eight_elements<Element>(low & mask, high & mask, scale_of(scales, pass, step)));
+    stream_copy_commit();
+  }
+
+  __device__ __forceinline__ void read(Codes& codes, int stage, int tile) const {
+    const uint32_t from = codes_at(stage, tile);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) load_shared_8(codes.low[pass], codes.high[pass], from + pass * 256);
+  }
+
+  // Writes a tile of codes as elements; `to_tile` is its address, `scale_words` the scales of the entries that this lane
+  // reads of. `nan` gets bits that `has_nan` knows.
+  __device__ __forceinline__ void convert(const Codes& codes, const Scales<Cache>& scales,
+                                          const uint32_t (&scale_words)[kPasses], uint32_t& nan,
+                                          const uint32_t (&destination)[2], uint32_t to_tile, int tile) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const uint32_t address = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile;
+      const uint32_t low = codes.low[pass], high = codes.high[pass];
+      if constexpr (kFolds) {
+        store_shared_16(address, eight_bf16(folded(scale_words[pass], tile), low, high));
+        nan |= nan_bits(low) | nan_bits(high);
+      } else {
+        store_shared_16(address, eight_elements<Element>(low, high, scale_of(scales, pass, tile)));
+      }
+    }
+  }
+
+  // The same of a tile of bf16, in its place.
+  __device__ __forceinline__ void convert_wide(const uint32_t (&destination)[2], uint32_t to_tile) const {
+    if constexpr (!is_same_v<Element, __nv_bfloat16>) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32_t address = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile;
+        uint32_t own[4];
+        load_shared_16(own, address);
+        store_shared_16(address, make_uint4(from_bf16<Element>(own[0]), from_bf16<Element>(own[1]),
+                                            from_bf16<Element>(own[2]), from_bf16<Element>(own[3])));
+      }
     }
   }
 
   // Once more the codes of a part's tiles, of rows whose scale does not fold and of eight codes with NaN among them. By
   // all lanes; hardly ever.
   template <typename Buffer>
-  __device__ __forceinline__ void repair(int part, const Row& row, uint32_t odd_lanes,
-                                         const uint32_t (&destination)[2], const Buffer& buffer) const {
+  __device__ __forceinline__ void repair(int part, const Row& row, uint32_t odd_lanes, const Buffer& buffer) const {
 #pragma unroll 1
     for (int tile = Config::part_begin(part); tile < min(Config::part_begin(part + 1), Cache::kCodeTiles); ++tile) {
 #pragma unroll 1
@@ -258,8 +294,8 @@ struct Producer {
         } else {
           scale = __ldg(reinterpret_cast<const float*>(scales) + tile / Cache::kWordTiles);
         }
-        store_shared_16(destination[pass % 2] + pass / 2 * kSwizzleAtomBytes +
-                            smem_address(storage.k[buffer.stage(0)][0]) + tile * Config::kTileBytes,
+        store_shared_16(smem_address(storage.k[buffer.stage(0)][0]) + tile * Config::kTileBytes +
+                            swizzle_128(warp * kWarpKeys + entry, chunk),
                         eight_elements<Element>(low, high, scale));
       }
     }
@@ -308,122 +344,110 @@ struct Producer {
     }
   }
 
-  // A block of rows that are converted. While a step is, the loads of the next kAhead are under way, at last those of
-  // the next block's first ones: `places` and `scales` are that block's afterwards. The last steps are of bf16, which
-  // have no scales. `look_ahead` loads what a later block wants. ptxas waits for all loads where it waits for one, so
-  // none may be issued just before a step ends: a latency of DRAM would be in every block.
-  template <typename Buffer, typename LookAhead>
-  __device__ __forceinline__ void convert_block(Words (&words)[kAhead], Places& places, Scales<Cache>& scales,
-                                                const Row& row, const Row& next, uint32_t valid_lanes,
-                                                const Buffer& buffer,
-                                                LookAhead&& look_ahead) const {
-    static_assert(kCopies || kSteps > Cache::kCodeTiles);
+  // A block whose rows have been brought. `amid` is called when two tiles are done.
+  template <typename Buffer, typename Amid>
+  __device__ __forceinline__ void convert_block(Scales<Cache>& scales, const Row& row, uint32_t valid_lanes,
+                                                const Buffer& buffer, Amid&& amid) const {
+    const int stage = buffer.stage(0);
     uint32_t destination[2];
     destinations(destination);
     uint32_t odd_lanes = 0, nan = 0, scale_words[kPasses];
     if constexpr (kFolds) odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
-    Scales<Cache> next_scales;
+    stream_copy_wait<0>();
+    __syncwarp();
+    Codes codes;
+    if constexpr (Cache::kCodeTiles > 0) read(codes, stage, 0);
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      Words later[2];
+    for (int part = 0; part < Config::kParts; ++part) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int step = 2 * pair + i;
-        if (step >= kSteps) break;
-        const int tile = tile_of(step);
-        const bool begins = first_pass(step) == 0, ends = step + 1 == kSteps || tile_of(step + 1) != tile;
-        const uint32_t to_tile = smem_address(storage.k[buffer.stage(0)][tile]);
-        if (i == 0 && pair + 1 == kPairs) places = places_of(next);
-#pragma unroll
-        for (int part = 0; part < Config::kParts; ++part) {
-          if (begins && Config::part_begin(part) == tile) enter(part, buffer);
+      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+        const uint32_t to_tile = smem_address(storage.k[stage][tile]);
+        if (tile >= Cache::kCodeTiles) {
+          convert_wide(destination, to_tile);
+          continue;
         }
-        take_scales(scales, scale_words, step);
-        convert(words[i], scales, scale_words, valid_lanes, nan, destination, to_tile, step, 0);
-        if (i == 0) {
-          __syncwarp();
-          // Not sooner: ptxas waits for all loads where it waits for one.
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const int following = 2 * (pair + 1) + j;
-            if (pair + 1 == kPairs) {
-              load(later[j], places, j);
-            } else if (following < kSteps) {
-              load(later[j], places, following);
-            }
-          }
-          if (pair == kPairs - 2) {
-            next_scales.load(next);
-            look_ahead();
-          }
-          __syncwarp();
-        }
-#pragma unroll
-        for (int item = 1; item < items(step); ++item) {
-          convert(words[i], scales, scale_words, valid_lanes, nan, destination, to_tile, step, item);
-        }
-#pragma unroll
-        for (int part = 0; part < Config::kParts; ++part) {
-          if (!ends || Config::part_begin(part + 1) != tile + 1) continue;
-          if constexpr (kFolds) {
-            if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) {
-              repair(part, row, odd_lanes, destination, buffer);
-            }
-            nan = 0;
-          }
-          // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
-          // CUTLASS does it, who writes fences as well.
-          fence_async_shared();
-          if (part == kLastPart) tell_valid(buffer.stage(part), valid_lanes);
-          storage.full[buffer.stage(part)][part].arrive();
-        }
+        Codes next;
+        if (tile + 1 < Cache::kCodeTiles) read(next, stage, tile + 1);
+        __syncwarp();  // all lanes have read what waits where this tile goes
+        take_scales(scales, scale_words, tile);
+        convert(codes, scales, scale_words, nan, destination, to_tile, tile);
+        codes = next;
       }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) words[i] = later[i];
+      if constexpr (kFolds) {
+        if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, buffer);
+        nan = 0;
+      }
+      // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
+      // CUTLASS does it, who writes fences as well.
+      fence_async_shared();
+      if (part == kLastPart) tell_valid(stage, valid_lanes);
+      storage.full[stage][part].arrive();
+      if (part == 0) amid();
     }
-    scales = next_scales;
   }
 
-  // All blocks of this CTA; `state` is where the small-head variant's ring is behind Q.
+  // A block's buffer, and the turn of the next.
+  __device__ __forceinline__ auto take_buffer(State& state, Phases& phases, int32_t block) const {
+    if constexpr (Config::kSmallHead) {
+      const State taken = state;
+      state.advance();
+      return taken;
+    } else {
+      const uint32_t buffer = (block - entries.begin) % 2;
+      const sm90::OneBuffer<Config> taken{static_cast<int>(buffer), phases.free(buffer)};
+      phases.advance(buffer);
+      return taken;
+    }
+  }
+
+  // All blocks of this CTA; `state` is where the small-head variant's ring is behind Q. While a block is converted the
+  // next one's rows come. Consumers that own every other block free the first of two when they have scores of both, so
+  // the next one's buffer may be waited for amid a block or behind it.
   __device__ __forceinline__ void run(State state) {
     if (entries.begin >= entries.end) return;
     int32_t slots[2] = {slot_of(entries.begin), slot_of(entries.begin + 1)};
     Row row = row_of(entries.begin, slots[0]);
     Row next = row_of(entries.begin + 1, slots[1]);
     int32_t slot = slot_of(entries.begin + 2);
-    Places places = places_of(row);
-    Words words[kAhead];
-    Scales<Cache> scales;
-    if constexpr (!kCopies) {
-#pragma unroll
-      for (int step = 0; step < kAhead; ++step) load(words[step], places, step);
-      scales.load(row);
-    }
     Phases phases;
-    for (int32_t block = entries.begin; block < entries.end; ++block) {
-      const uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
-      int32_t later_slot;
-      const auto look_ahead = [&] { later_slot = slot_of(block + 3); };
-      const auto fill = [&](const auto& buffer) {
-        if constexpr (kCopies) {
-          copy_block(places, valid_lanes, buffer);
-          places = places_of(next);
-          look_ahead();
-        } else {
-          convert_block(words, places, scales, row, next, valid_lanes, buffer, look_ahead);
-        }
-      };
-      if constexpr (Config::kSmallHead) {
-        fill(state);
-        state.advance();
-      } else {
-        const int buffer = (block - entries.begin) % 2;
-        fill(sm90::OneBuffer<Config>{buffer, phases.free(buffer)});
-        phases.advance(buffer);
+    if constexpr (kCopies) {
+      for (int32_t block = entries.begin; block < entries.end; ++block) {
+        const uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
+        copy_block(places_of(row), valid_lanes, take_buffer(state, phases, block));
+        row = next;
+        next = row_of(block + 2, slot);
+        slot = slot_of(block + 3);
       }
-      row = next;
-      next = row_of(block + 2, slot);
-      slot = later_slot;
+      return;
+    } else {
+      auto buffer = take_buffer(state, phases, entries.begin);
+      uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
+      bring(places_of(row), valid_lanes, buffer);
+      Scales<Cache> scales;
+      scales.load(row);
+      for (int32_t block = entries.begin; block < entries.end; ++block) {
+        const bool more = block + 1 < entries.end;
+        const bool early = Config::kSmallHead || (block - entries.begin) % 2 == 0;
+        const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
+        auto next_buffer = buffer;
+        Scales<Cache> next_scales;
+        const auto bring_next = [&] {
+          next_buffer = take_buffer(state, phases, block + 1);
+          bring(places_of(next), next_valid, next_buffer);
+        };
+        next_scales.load(next);
+        const int32_t later_slot = slot_of(block + 3);
+        convert_block(scales, row, valid_lanes, buffer, [&] {
+          if (more && early) bring_next();
+        });
+        if (more && !early) bring_next();
+        buffer = next_buffer;
+        valid_lanes = next_valid;
+        scales = next_scales;
+        row = next;
+        next = row_of(block + 2, slot);
+        slot = later_slot;
+      }
     }
   }
 };
