@@ -53,6 +53,13 @@ def test_rates_are_taken_without_the_empty_kernel(flops: int, moved: int, dtype:
         assert (unknown.bound, unknown.of_ceiling) == ("compute", None)
 
 
+def test_products_of_fp8_are_held_against_fp8() -> None:
+    """Cases say by their names that both operands are: the ceiling goes by `dtype`."""
+    cases = [case for entry in registry.subjects() for case in operators.Subject(entry.name).cases.BENCH]
+    named = [case for case in cases if case.name.startswith("fp8_")]
+    assert {getattr(case, "dtype", None) for case in named} == {"fp8"}
+
+
 def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> None:
     rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, "memory", 0.9)]
     beside = [

@@ -35,6 +35,11 @@ class IndexerTopkCase(Case):
     return_lse: bool = False
     lse_base: str = "e"
 
+    @property
+    def dtype(self) -> str:
+        """Of q and keys: the benchmark's ceiling is that of these products."""
+        return self.scored.dtype
+
 
 def _case(queries: int, keys: int, topk: int, name: str = "", intent: str = "shapes", **traits: Any) -> IndexerTopkCase:
     own = {n: traits.pop(n) for n in ("return_values", "return_lse", "lse_base") if n in traits}
