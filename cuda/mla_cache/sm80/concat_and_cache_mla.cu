@@ -5,8 +5,7 @@
 #include "../../common/entry.cuh"
 #include "../../common/math.cuh"
 #include "../../common/types.cuh"
-#include "e4m3.cuh"
-#include "floats.cuh"
+#include "group.cuh"
 #include "latent_params.cuh"
 #include "rows.cuh"
 #include "wide.cuh"
@@ -14,11 +13,6 @@
 namespace cupymla::mla_cache {
 
 constexpr int kThreads = 256;
-
-// The largest finite number of a type: an infinity counts as it.
-__device__ __forceinline__ float largest(int32_t type) {
-  return type == kFloat16 ? 65504.0f : __uint_as_float(type == kBfloat16 ? 0x7f7f0000u : 0x7f7fffffu);
-}
 
 // vLLM's rule for 656-byte rows has the least normal number as its floor; powers of two have that of `scale_of`.
 __device__ __forceinline__ float latent_scale(float amax, bool pow2) {
@@ -77,24 +71,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::mla_cache::kThreads)
       }
     }
     if (params.codes == 0) continue;
-    float amax = 0.0f;
-#pragma unroll
-    for (float& value : values) {
-      // NaN is left as it is, and fmaxf passes it over.
-      if (fabsf(value) > limit) value = copysignf(limit, value);
-      amax = fmaxf(amax, fabsf(value));
-    }
-    for (int distance = 1; distance < lanes; distance *= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
-    }
+    const float amax = largest_magnitude(values, limit, lanes);
     if (place.row == nullptr || !is_coded) continue;
     const float scale = latent_scale(amax, params.pow2 != 0);
-    uint32_t pairs[kChannels / 2];
-#pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) {
-      pairs[i] = e4m3_pair(__fdiv_rn(values[2 * i], scale), __fdiv_rn(values[2 * i + 1], scale));
-    }
-    store_bytes(place.row + channel, make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16));
+    store_bytes(place.row + channel, codes_of(values, scale));
     const int32_t piece = channel / kChannels, group = piece >> params.lanes_log2;
     if ((piece & (lanes - 1)) != 0) continue;
     if (params.exponents == 0) {

@@ -3,8 +3,7 @@
 // cupymla/ops/mla_cache/reference.py, to the bit.
 #include "../../common/entry.cuh"
 #include "../../common/types.cuh"
-#include "e4m3.cuh"
-#include "floats.cuh"
+#include "group.cuh"
 #include "pages.cuh"
 #include "params.cuh"
 #include "rows.cuh"
@@ -12,11 +11,6 @@
 namespace cupymla::mla_cache {
 
 constexpr int kThreads = 256;
-
-// The largest finite number of x's type: an infinity counts as it.
-__device__ __forceinline__ float largest(int32_t type) {
-  return type == kFloat16 ? 65504.0f : __uint_as_float(type == kBfloat16 ? 0x7f7f0000u : 0x7f7fffffu);
-}
 
 // Where the codes of a group go, and its scale.
 struct Target {
@@ -63,24 +57,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::mla_cache::kThreads)
       const int64_t offset = row.offset(params.x_strides) + channel;
       if (target.codes != nullptr) load_channels(values, params.x + offset * item_bytes(params.type), params.type);
     }
-    float amax = 0.0f;
-#pragma unroll
-    for (float& value : values) {
-      // NaN is left as it is, and fmaxf passes it over.
-      if (fabsf(value) > limit) value = copysignf(limit, value);
-      amax = fmaxf(amax, fabsf(value));
-    }
-    for (int distance = 1; distance < lanes; distance *= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
-    }
+    const float amax = largest_magnitude(values, limit, lanes);
     if (target.codes == nullptr) continue;
     const float scale = scale_of(amax, params.pow2 != 0);
-    uint32_t pairs[kChannels / 2];
-#pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) {
-      pairs[i] = e4m3_pair(__fdiv_rn(values[2 * i], scale), __fdiv_rn(values[2 * i + 1], scale));
-    }
-    store_bytes(target.codes, make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16));
+    store_bytes(target.codes, codes_of(values, scale));
     if (lane == 0) *target.scale = scale;
   }
 }
