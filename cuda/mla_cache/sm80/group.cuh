@@ -1,4 +1,4 @@
-// A group of channels with one scale, eight of them in each of neighbouring lanes: its largest magnitude, and its codes.
+// A group of channels with one scale, eight in each of neighbouring lanes: its largest magnitude, and its codes.
 #pragma once
 
 #include "e4m3.cuh"
@@ -29,10 +29,10 @@ __device__ __forceinline__ float largest_magnitude(float (&values)[kChannels], f
   return most;
 }
 
-// Quotients by one positive number, rounded as IEEE 754 has it: a product with its reciprocal and two corrections by the
-// remainder, which FMA gives exactly (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000
-// processor", 1990). Remainders have their sign turned, which keeps the sign of zero. Quotients below 2^-11 may be
-// off: their code is 0 anyway.
+// Quotients by one positive number, rounded as IEEE 754 has it: a product with its reciprocal and two corrections by
+// the remainder, which FMA gives exactly (P. Markstein, "Computation of elementary functions on the IBM RISC
+// System/6000 processor", 1990). Remainders have their sign turned, which keeps the sign of zero. Quotients below 2^-11
+// may be off: their code is 0 anyway.
 struct Divisor {
   const float divisor;
   float reciprocal;

@@ -240,8 +240,8 @@ struct Producer {
     for (int pass = 0; pass < kPasses; ++pass) load_shared_8(codes.low[pass], codes.high[pass], from + pass * 256);
   }
 
-  // Writes a tile of codes as elements; `to_tile` is its address, `scale_words` the scales of the entries that this lane
-  // reads of. `nan` gets bits that `has_nan` knows.
+  // Writes a tile of codes as elements; `to_tile` is its address, `scale_words` are the scales of the entries that this
+  // lane reads of. `nan` gets bits that `has_nan` knows.
   __device__ __forceinline__ void convert(const Codes& codes, const Scales<Cache>& scales,
                                           const uint32_t (&scale_words)[kPasses], uint32_t& nan,
                                           const uint32_t (&destination)[2], uint32_t to_tile, int tile) const {
@@ -275,7 +275,8 @@ struct Producer {
   // Once more the codes of a part's tiles, of rows whose scale does not fold and of eight codes with NaN among them. By
   // all lanes; hardly ever.
   template <typename Buffer>
-  __device__ __forceinline__ void repair(int part, const Row& row, uint32_t odd_lanes, const Buffer& buffer) const {
+  __device__ __forceinline__ void repair(int part, const Row& row, uint32_t odd_lanes,
+                                         const Buffer& buffer) const {
 #pragma unroll 1
     for (int tile = Config::part_begin(part); tile < min(Config::part_begin(part + 1), Cache::kCodeTiles); ++tile) {
 #pragma unroll 1
