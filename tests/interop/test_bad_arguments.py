@@ -60,8 +60,8 @@ def test_docstrings_tell_of_what_the_public_function_has_not(framework: str, nam
     assert bool(own) == (name in ("sparse_mla_fwd", "sparse_mla_bwd", "indexer_loss"))
 
 
-WRONG_OPTIONS: tuple[object, ...] = ("sideways", "", -7, 1.5, float("nan"))
-"""Some of which one or the other option takes."""
+WRONG_OPTIONS: tuple[object, ...] = ("sideways", "", -7, 1.5, float("nan"), 2**31, 2**100)
+"""Some of which one or the other option takes. Results of the last two sizes have no memory."""
 
 
 def bad_calls(name: str, convert: Callable[[np.ndarray[Any, Any]], Any]) -> Iterator[tuple[str, object, Any]]:
@@ -79,10 +79,7 @@ def bad_calls(name: str, convert: Callable[[np.ndarray[Any, Any]], Any]) -> Iter
 
 
 def refusals(
-    name: str,
-    call: Callable[[dict[str, Any]], object],
-    convert: Callable[[np.ndarray[Any, Any]], Any],
-    torchs_own: str = "",
+    name: str, call: Callable[[dict[str, Any]], object], convert: Callable[[np.ndarray[Any, Any]], Any]
 ) -> int:
     """How many bad calls were refused. Fails where one ended in anything but an InputError or success."""
     count = 0
@@ -93,8 +90,7 @@ def refusals(
             assert error.operator == name, error
             count += 1
         except Exception as error:
-            if not torchs_own or torchs_own not in str(error) or argument not in str(error):
-                raise AssertionError(f"{argument} = {value}") from error
+            raise AssertionError(f"{argument} = {value}") from error
     return count
 
 
@@ -126,7 +122,6 @@ def test_jax_asks_for_what_is_missing(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_torch_refuses_them(name: str) -> None:
-    """An option of a type that the operator's schema has not got is refused by torch, which names it too."""
     torch = pytest.importorskip("torch")
     from test_torch import tensor
 
@@ -136,12 +131,12 @@ def test_torch_refuses_them(name: str) -> None:
         return getattr(mla, name)(**arguments)
 
     call({n: tensor(a) if isinstance(a, np.ndarray) else a for n, a in inputs_of(name).items()})
-    assert refusals(name, call, tensor, torchs_own="Expected a value of type") >= 3
+    assert refusals(name, call, tensor) >= 3
     with torch._subclasses.fake_tensor.FakeTensorMode() as fake:
         for argument, value, arguments in bad_calls(name, lambda array: fake.from_tensor(tensor(array))):
             try:
                 call(arguments)  # a fake looks at no more than it needs for the results
             except InputError:
                 pass
-            except RuntimeError as error:
-                assert "Expected a value of type" in str(error), (argument, value)
+            except Exception as error:
+                raise AssertionError(f"{argument} = {value}") from error

@@ -223,7 +223,6 @@ def test_a_number_does_not_pass_for_a_flag_nor_a_flag_for_a_number(name: str, op
         with pytest.raises(InputError) as caught:
             getattr(mla, name)(**{**inputs, option: value})
         assert (caught.value.operator, caught.value.argument) == (name, option)
-        assert caught.value.expected in ("an integer", "True or False", "a number")
     for convert in kit.RIGHT[kind] if usual is not None else ():
         getattr(mla, name)(**{**inputs, option: convert(usual)})
 
