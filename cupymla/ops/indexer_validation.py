@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import tensor
-from ..errors import InputError, shown
+from ..errors import InputError, kind
 from ..tensor import View
 from . import workspace as workspaces
 from .checks import Checks, require_entries
@@ -199,7 +199,7 @@ class Validation(Checks):
         """Arrays for the results of an indexer's selection (`selection_results`), by name."""
         for name, array, wanted in (("values", values, options.return_values), ("lse", lse, options.return_lse)):
             if array is not None and not wanted:
-                raise self.error(name, f"None without return_{name}", shown(array))
+                raise self.error(name, f"None without return_{name}", kind(array))
         entries = (*rows, options.topk)
         return {
             "indices": self.shaped(indices, "indices", entries, ("int32",), "lists", output=True),

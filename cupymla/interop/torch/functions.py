@@ -89,6 +89,8 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
 
     def run(*arguments: Any, **options: Any) -> Any:
         tensors, chosen = given(declaration, arguments, options)
+        if declaration.updates and torch.is_grad_enabled():
+            _require_constants(declaration.name, tensors)
         asked = [name for name in declaration.requests if chosen[f"return_{name}"]]
         results: dict[str, Any] = {}
         if asked or not (declaration.updates or arguments[0].is_cuda):
@@ -109,6 +111,14 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
         return _returned(declaration, [*(made if isinstance(made, tuple) else (made,)), *results.values()])
 
     return run
+
+
+def _require_constants(function: str, tensors: Tensors) -> None:
+    """Raise InputError for a tensor that autograd would want a gradient of, as what is written in place has none."""
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            expected = "a tensor outside autograd, as the function has no gradient (pass tensor.detach())"
+            raise InputError(name, expected, "a tensor that requires grad", operator=function)
 
 
 def _fake(declaration: Declaration) -> Callable[..., Any]:
@@ -204,8 +214,9 @@ def public(declaration: Declaration) -> Callable[..., Any]:
             if type(value) is not tensor_type and not (may_be_none and value is None):
                 _require(name, value, array)
         for place, option, taken_as, check in looks:
-            is_large = taken_as is type(values[place]) is int and not is_compiling() and abs(values[place]) >= _TOO_LARGE
-            if is_large or type(values[place]) is not taken_as:
+            kind = type(values[place])
+            too_large = taken_as is kind is int and not is_compiling() and abs(values[place]) >= _TOO_LARGE
+            if too_large or kind is not taken_as:
                 values[place] = _checked(name, check, option, values[place])
         numbers_given: dict[str, float | None] = {}
         for place, array, carrier in numbered:
