@@ -147,8 +147,8 @@ def register() -> Any:
             torch.library.register_autograd(name, backward, setup_context=gradients.remember(declaration), lib=library)
         elif not declaration.updates:
             torch.library.register_autograd(name, gradients.unreached, setup_context=gradients.mark, lib=library)
-        if not declaration.updates:
-            torch.library.register_vmap(name, mapped.rule(declaration, gradients.dispatched), lib=library)
+        rule = mapped.writing_rule if declaration.updates else mapped.rule
+        torch.library.register_vmap(name, rule(declaration, gradients.dispatched), lib=library)
     return library
 
 
