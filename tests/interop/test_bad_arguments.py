@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,6 +119,39 @@ def test_jax_asks_for_what_is_missing(name: str) -> None:
     for argument in BY_NAME[name].declaration.required:
         with pytest.raises(InputError, match=f"argument '{argument}': expected a JAX or NumPy array, got None"):
             getattr(mla, name)(**{**inputs_of(name), argument: None})
+
+
+MISPLACED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "gather_indexer_cache",
+        {"block_tables": np.zeros((1, 1), np.int32)},
+        "None with slots, got an array of shape [1, 1]",
+    ),
+    ("gather_indexer_cache", {"rows": 3}, "None with slots, got 3"),
+    (
+        "concat_and_cache_mla",
+        {"cache_format": "bf16", "scale_rule": "amax"},
+        "None with a cache without scales, got 'amax'",
+    ),
+)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize(("name", "wrong", "message"), MISPLACED)
+def test_what_does_not_belong_is_named_as_the_caller_knows_it(
+    framework: str, name: str, wrong: dict[str, Any], message: str
+) -> None:
+    """JAX's arrays come to the checks as views, whose type nobody passed."""
+    package = pytest.importorskip("cupymla" if framework == "numpy" else f"cupymla.interop.{framework}")
+    convert = {"numpy": "array", "jax": "asarray", "torch": "from_numpy"}[framework]
+    array = getattr(importlib.import_module("jax.numpy" if framework == "jax" else framework), convert)
+    given: dict[str, Any] = {"cache": np.zeros((2, 64, 132), np.uint8), "slots": np.zeros(3, np.int32)}
+    if name == "concat_and_cache_mla":
+        floats = {"kv_c": np.zeros((3, 512), np.float32), "k_pe": np.zeros((3, 64), np.float32)}
+        given = {**floats, "cache": given["cache"], "slot_mapping": given["slots"]}
+    arguments = {n: array(a) if isinstance(a, np.ndarray) else a for n, a in {**given, **wrong}.items()}
+    with pytest.raises(InputError, match=re.escape(f"expected {message}")):
+        getattr(package, name)(**arguments)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -146,10 +146,10 @@ def test_vmap_of_what_is_written_in_place() -> None:
     latents, rope = torch.randn(3, 2, 512), torch.randn(2, 3, 64)
     slots = torch.tensor([[0, 70, -1], [127, 5, 6]])
     wanted = torch.zeros(2, 2, 64, 656, dtype=torch.uint8)
-    for number in range(2):
-        mla.concat_and_cache_mla(latents[:, number], rope[number], wanted[number], slots[number], cache_format="v32_fp8")
-    cache = torch.zeros_like(wanted)
     write = functools.partial(mla.concat_and_cache_mla, cache_format="v32_fp8")
+    for number in range(2):
+        write(latents[:, number], rope[number], wanted[number], slots[number])
+    cache = torch.zeros_like(wanted)
     written = torch.func.vmap(write, in_dims=(1, 0, 1, 0))(latents, rope, cache.transpose(0, 1), slots)
     assert written.data_ptr() == cache.data_ptr() and torch.equal(written, wanted) and torch.equal(cache, wanted)
     with pytest.raises(InputError, match="'cache': expected a mapped tensor, as each mapped call writes its own"):
