@@ -69,6 +69,8 @@ def bad_calls(name: str, convert: Callable[[np.ndarray[Any, Any]], Any]) -> Iter
     """(argument, value, all arguments, arrays converted) with one argument that cannot be used."""
     declaration, inputs = BY_NAME[name].declaration, inputs_of(name)
     given = {n: convert(value) if isinstance(value, np.ndarray) else value for n, value in inputs.items()}
+    for argument in declaration.required:
+        yield argument, None, {**given, argument: None}
     for argument in declaration.arrays:
         if isinstance(inputs.get(argument), np.ndarray):
             for wrong in wrong_arrays(inputs[argument]):
@@ -89,6 +91,7 @@ def refusals(
             call(arguments)
         except InputError as error:
             assert error.operator == name, error
+            assert not re.search(r"NoneType|View|shape \[[^]]*'", str(error)), error
             count += 1
         except Exception as error:
             raise AssertionError(f"{argument} = {value}") from error

@@ -277,7 +277,8 @@ def _several(results: Sequence[Any]) -> Any:
 
 def _require(function: str, value: Any, name: str) -> None:
     if not isinstance(value, torch.Tensor):
-        raise InputError(name, "a torch tensor", type(value).__name__, operator=function)
+        got = "None" if value is None else type(value).__name__
+        raise InputError(name, "a torch tensor", got, operator=function)
 
 
 def _tensor(function: str, value: Any, name: str) -> Any:
