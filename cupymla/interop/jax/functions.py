@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -59,20 +60,25 @@ class _Ending:
     """Waits, while Python ends, for what may still call it: XLA's threads crash or hang where they do so later.
 
     Called by `atexit`, it waits while arrays and clients are there. Deleted, it waits for what other handlers began:
-    `atexit` alone refers to it, and forgets its handlers behind the last of them, when Python still runs.
+    `atexit` alone refers to it, and forgets its handlers behind the last of them, when Python still runs. A forked
+    process has no threads of XLA's to wait for.
     """
 
     def __init__(self) -> None:
         self._cpus: list[list[Any]] = []
+        self._process = os.getpid()
 
     def __call__(self) -> None:
+        if os.getpid() != self._process:
+            return
         for array in jax.live_arrays():
             with contextlib.suppress(Exception):  # of a computation that failed, which nobody asks for any more
                 array.block_until_ready()
         self._wait()
 
     def __del__(self) -> None:
-        self._wait()
+        if os.getpid() == self._process:
+            self._wait()
 
     def _wait(self) -> None:
         """Wait for all that this thread has asked the CPU to compute, results that were dropped among it.
