@@ -25,6 +25,12 @@ def shown(value: object, text: Callable[[Any], str] = repr) -> str:
     return whole if len(whole) <= _SHOWN else whole[: _SHOWN - 3] + "..."
 
 
+def kind(value: object) -> str:
+    """What a caller gave in a place where it does not belong: an array by its shape, all else by its value."""
+    shape = getattr(value, "shape", None)
+    return shown(value) if shape is None else f"an array of shape {shown(shape, lambda extents: str([*extents]))}"
+
+
 class CupymlaError(Exception):
     """Base of every error this package raises on purpose. All of them can be pickled and copied."""
 

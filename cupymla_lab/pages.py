@@ -133,9 +133,11 @@ def performance(operator: str) -> str:
     """
     found = benchmark(operator)
     member = operator in {entry.name for entry in registry.MEMBERS}
-    marker, title = (f"performance-{operator}", f"`{operator}`: ") if member else ("performance", "")
+    marker = f"performance-{operator}" if member else "performance"
+    families = {entry.family for entry in registry.MEMBERS}
+    title = f"`{operator}`: " if registry.named(operator).family in families else ""
     if found is None:
-        return report.marked_text(marker, f"{title}{'no' if member else 'No'} benchmark is recorded yet.")
+        return report.marked_text(marker, f"{title}{'no' if title else 'No'} benchmark is recorded yet.")
     peers = list(dict.fromkeys(row.label for row in found.baselines))
     times = {(row.case, row.label): row for row in found.baselines}
     columns = ["case", "us", "TFLOPS", "TB/s", "bound", "share", *(f"{name}, us" for name in peers)]

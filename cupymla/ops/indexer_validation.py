@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import tensor
-from ..errors import InputError, shown
+from ..errors import InputError, kind
 from ..tensor import View
 from . import workspace as workspaces
 from .checks import Checks, require_entries
@@ -172,7 +172,7 @@ class Validation(Checks):
         """The argument `k`, [L, D] behind the batch axis of `lead`, and L, at most `most`."""
         seen = self.view(k, "k", dtypes)
         if seen.ndim != len(lead) + 2 or seen.shape[: len(lead)] != lead or seen.shape[-1] != channels:
-            raise self.error("k", f"shape {[*lead, 'L', channels]}", list(seen.shape))
+            raise self.error("k", f"shape {_spelled(*lead, 'L', channels)}", list(seen.shape))
         self.check_layout(seen, "k", "rows")
         return seen, self.extent(seen, "k", -2, "keys", most=most)
 
@@ -187,7 +187,7 @@ class Validation(Checks):
         row = (*lead, queries)
         seen = self.view(indices, "indices", ("int32",))
         if seen.shape[:-1] != row or seen.ndim != len(row) + 1:
-            raise self.error("indices", f"shape {[*row, 'topk']}", list(seen.shape))
+            raise self.error("indices", f"shape {_spelled(*row, 'topk')}", list(seen.shape))
         self.check_layout(seen, "indices", "lists")
         topk = self.extent(seen, "indices", -1, "entries of a row", most=MAX_NAMED)
         sizes = {"lead": lead, "queries": queries, "keys": keys, "heads": heads, "channels": channels, "topk": topk}
@@ -199,7 +199,7 @@ class Validation(Checks):
         """Arrays for the results of an indexer's selection (`selection_results`), by name."""
         for name, array, wanted in (("values", values, options.return_values), ("lse", lse, options.return_lse)):
             if array is not None and not wanted:
-                raise self.error(name, f"None without return_{name}", shown(array))
+                raise self.error(name, f"None without return_{name}", kind(array))
         entries = (*rows, options.topk)
         return {
             "indices": self.shaped(indices, "indices", entries, ("int32",), "lists", output=True),
@@ -242,6 +242,11 @@ class Validation(Checks):
         if seen.ptr % alignment:
             raise self.error(argument, f"an address that is a multiple of {alignment} bytes", hex(seen.ptr))
         return Pages(blocks, page, block_bytes)
+
+
+def _spelled(*extents: int | str) -> str:
+    """A shape for an error, in which some extents have names."""
+    return f"[{', '.join(map(str, extents))}]"
 
 
 def look_at_named_keys(indices: View, lengths: View | None, keys: int, stream: object, operator: str) -> None:

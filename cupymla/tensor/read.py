@@ -177,7 +177,7 @@ def _read_unknown(array: Any, argument: str) -> View:
             return _read_cuda_interface(array, facts, argument)
         if _asked(lambda a: hasattr(a, "__array_interface__"), array, argument):
             return _read_array_interface(array, argument)
-    raise InputError(argument, _EXPECTED, type(array).__name__)
+    raise InputError(argument, _EXPECTED, "None" if array is None else type(array).__name__)
 
 
 def _refuse_masked(array: Any, argument: str) -> View:

@@ -50,6 +50,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", choices=tuple(SHAPES), action="append", help="this one; repeatable (default: all)")
     parser.add_argument("--size", choices=tuple(SIZES), help="default: small on a CPU, full on a GPU")
     parser.add_argument("--out", type=Path, help="folder for the times, such as docs/benchmarks")
+    parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     parser.add_argument("--seed", type=seed_of, default=0)
     return parser.parse_args()
 
@@ -98,6 +99,9 @@ def main() -> int:
     options = parsed()
     terminal = Terminal(False)
     on_gpu = options.device == "cuda"
+    if options.out is not None and not on_gpu:
+        print("--out takes times, and none are taken on a CPU: leave it out, or add --device cuda", file=sys.stderr)
+        return 2
     options.size = options.size or ("full" if on_gpu else "small")
     lacking = missing_packages(*(() if options.framework == "cupy" and not on_gpu else (options.framework,)))
     if on_gpu and not lacking:
@@ -126,10 +130,10 @@ def main() -> int:
     ]
     where = f"{options.framework} on a GPU" if on_gpu else "NumPy" if options.framework == "cupy" else "JAX on a CPU"
     terminal.table(f"{where}, {SIZES[options.size].steps} steps", columns, cells)
-    if options.out is not None and on_gpu:
+    if options.out is not None:
         from cupymla.bench import machine, report
 
-        content = {**machine.provenance(), "framework": options.framework, "rows": rows}
+        content = {**machine.provenance(options.commit), "framework": options.framework, "rows": rows}
         terminal.line(f"wrote {report.write(options.out, f'decode_dsa_{options.framework}', content)}")
     wrong = [row for row in rows if row["right"] != row["tokens"] or not row["logits_off"] <= MOST_OFF]
     for row in wrong:

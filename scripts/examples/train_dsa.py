@@ -28,6 +28,7 @@ from dsa.setting import SETTINGS, Setting, Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cupymla.bench import machine
 from cupymla.cli.terminal import Terminal
 
 KINDS = ("dense", "indexer", "random")
@@ -41,6 +42,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", choices=tuple(SETTINGS), default="toy")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=Path("dsa"), help="folder for the curves")
+    parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     parser.add_argument("--seed", type=seed_of, default=0)
     return parser.parse_args()
 
@@ -116,7 +118,8 @@ def main() -> int:
             run.train(kind, kind, run.model.copy(), setting.warm_steps, setting.sparse_steps)
     seconds = time.perf_counter() - begun
     ends = {name: {"loss": rows[-1][1], "recall": rows[-1][2]} for name, rows in run.curves.items()}
-    content = {"framework": options.framework, "size": options.size, "device": options.device, "seconds": seconds}
+    ran = {"framework": options.framework, "size": options.size, "device": options.device, "seconds": seconds}
+    content = {"commit": options.commit or machine.commit(), **ran}
     (options.out / "curves.json").write_text(
         json.dumps({**content, "ends": ends, "curves": run.curves}, indent=2), encoding="utf-8"
     )

@@ -35,6 +35,12 @@ def test_both_models_decode_what_float64_does(framework: str) -> None:
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
+def test_a_cpu_has_no_times_to_write(tmp_path: Path) -> None:
+    done = start("--out", str(tmp_path))
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert "--out takes times" in done.stderr
+
+
 def test_says_what_is_missing() -> None:
     pytest.importorskip("cupy")
     done = start("--device", "cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cupymla import UnsupportedError  # noqa: E402
+from cupymla import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import torch as mla  # noqa: E402
 from cupymla.interop.torch import arguments, gradients  # noqa: E402
 
@@ -138,6 +139,21 @@ def test_vmap_of_gemv_and_of_what_has_no_batch_axis_of_its_own() -> None:
     require_mapped(
         lambda x, scale: mla.quantize_nvfp4(x, global_scale=scale), (0, 0), (x, torch.tensor([1.0, 2.0, 4.0]))
     )
+
+
+def test_vmap_of_what_is_written_in_place() -> None:
+    """Each mapped call writes its own part, also through an axis in the middle; a cache of all has no such parts."""
+    latents, rope = torch.randn(3, 2, 512), torch.randn(2, 3, 64)
+    slots = torch.tensor([[0, 70, -1], [127, 5, 6]])
+    wanted = torch.zeros(2, 2, 64, 656, dtype=torch.uint8)
+    write = functools.partial(mla.concat_and_cache_mla, cache_format="v32_fp8")
+    for number in range(2):
+        write(latents[:, number], rope[number], wanted[number], slots[number])
+    cache = torch.zeros_like(wanted)
+    written = torch.func.vmap(write, in_dims=(1, 0, 1, 0))(latents, rope, cache.transpose(0, 1), slots)
+    assert written.data_ptr() == cache.data_ptr() and torch.equal(written, wanted) and torch.equal(cache, wanted)
+    with pytest.raises(InputError, match="'cache': expected a mapped tensor, as each mapped call writes its own"):
+        torch.func.vmap(write, in_dims=(1, 0, None, 0))(latents, rope, cache[0], slots)
 
 
 def loss(q: Any, kv: Any, indices: Any) -> Any:

@@ -33,11 +33,12 @@ def trained(framework: str, size: str, out: Path) -> Any:
     """The curves of a run, which has left its plots as well and has learned something."""
     pytest.importorskip(framework)
     pytest.importorskip("matplotlib")
-    done = start("--framework", framework, "--size", size, "--out", str(out))
+    done = start("--framework", framework, "--size", size, "--out", str(out), "--commit", "0123abc")
     assert done.returncode == 0, done.stderr[-4000:]
     for name in ("loss.png", "recall.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "curves.json").read_text())
+    assert content["commit"] == "0123abc"
     assert set(content["curves"]) == {"warm-up, dense", "dense", "indexer", "random"}
     warm = content["curves"]["warm-up, dense"]
     assert warm[-1][1] < warm[0][1], "nothing was learned"

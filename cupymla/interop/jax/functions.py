@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -52,15 +53,49 @@ def register() -> None:
                 handler = Handler(on_gpu, replayable)
                 jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler.address), platform=platform)
                 _handlers.append(handler)
-        atexit.register(_finish)
+        atexit.register(_Ending())
 
 
-def _finish() -> None:
-    """Wait for results that are still computed: at its end Python joins XLA's threads, and a call on one of them would
-    wait for Python. Results that were dropped before are not known."""
-    for array in jax.live_arrays():
-        with contextlib.suppress(Exception):  # of a computation that failed, which nobody asks for any more
-            array.block_until_ready()
+class _Ending:
+    """Waits, while Python ends, for what may still call it: XLA's threads crash or hang where they do so later.
+
+    Called by `atexit`, it waits while arrays and clients are there. Deleted, it waits for what other handlers began:
+    `atexit` alone refers to it, and forgets its handlers behind the last of them, when Python still runs. A forked
+    process has no threads of XLA's to wait for.
+    """
+
+    def __init__(self) -> None:
+        self._cpus: list[list[Any]] = []
+        self._process = os.getpid()
+
+    def __call__(self) -> None:
+        if os.getpid() != self._process:
+            return
+        for array in jax.live_arrays():
+            with contextlib.suppress(Exception):  # of a computation that failed, which nobody asks for any more
+                array.block_until_ready()
+        self._wait()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._process:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for all that this thread has asked the CPU to compute, results that were dropped among it.
+
+        XLA begins programs of a thread on a device of the CPU behind the end of those before, and those that join
+        devices behind the end of other such programs. JAX makes its devices anew for calls behind a handler of its own.
+        """
+        with contextlib.suppress(Exception):  # where there is no CPU to compute on, nothing has to be waited for
+            cpus = jax.local_devices(backend="cpu")
+            if cpus not in self._cpus:
+                self._cpus.append(cpus)
+            for cpus in self._cpus:
+                for cpu in cpus:
+                    jnp.add(jax.device_put(np.int32(0), cpu), 1).block_until_ready()
+                if len(cpus) > 1:
+                    parts = jax.sharding.NamedSharding(jax.sharding.Mesh(cpus, "cpu"), jax.P("cpu"))
+                    jnp.sum(jax.device_put(np.zeros(len(cpus), np.int32), parts)).block_until_ready()
 
 
 def export_checks() -> list[Any]:

@@ -8,13 +8,12 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from ...errors import InputError, shown
-from ...ops.arguments import truth
+from ...errors import InputError
+from ...ops.arguments import Check, Flag
 from ...tensor import fast
-from ..call import plain, results_of
+from ..call import results_of
 from ..declaration import Declaration, integer, kind_of
 from ..table import DECLARATIONS
 from . import gradients, mapped
@@ -90,9 +89,14 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
 
     def run(*arguments: Any, **options: Any) -> Any:
         tensors, chosen = given(declaration, arguments, options)
+        if declaration.updates and torch.is_grad_enabled():
+            _require_constants(declaration.name, tensors)
         asked = [name for name in declaration.requests if chosen[f"return_{name}"]]
         results: dict[str, Any] = {}
         if asked or not (declaration.updates or arguments[0].is_cuda):
+            if not arguments[0].is_cuda:
+                # Before memory of any size is asked for; on a GPU what is made here has the sizes of arguments.
+                declaration.calls().read(**declaration.arguments(tensors, chosen))
             results = _outputs(declaration, tensors, chosen)
         if arguments[0].is_cuda:
             # On a GPU a call returns what torch's allocator gave; the CPU's arrays may have other strides than fakes.
@@ -107,6 +111,14 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
         return _returned(declaration, [*(made if isinstance(made, tuple) else (made,)), *results.values()])
 
     return run
+
+
+def _require_constants(function: str, tensors: Tensors) -> None:
+    """Raise InputError for a tensor that autograd would want a gradient of, as what is written in place has none."""
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            expected = "a tensor outside autograd, as the function has no gradient (pass tensor.detach())"
+            raise InputError(name, expected, "a tensor that requires grad", operator=function)
 
 
 def _fake(declaration: Declaration) -> Callable[..., Any]:
@@ -135,8 +147,8 @@ def register() -> Any:
             torch.library.register_autograd(name, backward, setup_context=gradients.remember(declaration), lib=library)
         elif not declaration.updates:
             torch.library.register_autograd(name, gradients.unreached, setup_context=gradients.mark, lib=library)
-        if not declaration.updates:
-            torch.library.register_vmap(name, mapped.rule(declaration, gradients.dispatched), lib=library)
+        rule = mapped.writing_rule if declaration.updates else mapped.rule
+        torch.library.register_vmap(name, rule(declaration, gradients.dispatched), lib=library)
     return library
 
 
@@ -160,14 +172,15 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         for array in declaration.arrays
         if array not in declaration.either
     ]
-    looks = [
-        (places[option], option, *_TAKEN_AS[parameter.annotation])
-        for option, parameter in declaration.options.items()
-        if parameter.annotation in _TAKEN_AS
-    ]
-    labels = [(places[option], option) for option, p in declaration.options.items() if p.annotation == "Any"]
-    updated = [places[array] for array in declaration.updates]
     calls = declaration.calls()
+    checks = dict(zip(calls.arguments.options, calls.arguments.checks, strict=True))
+    looks = [
+        (places[option], option, _TAKEN_AS[kind_of(parameter.annotation)], checks.get(option, Flag()))
+        for option, parameter in declaration.options.items()
+        if kind_of(parameter.annotation) in _TAKEN_AS
+    ]
+    labels = [(places[o], o, checks[o]) for o, p in declaration.options.items() if p.annotation == "Any"]
+    updated = [places[array] for array in declaration.updates]
     chosen = [places[option] for option in calls.arguments.options]
     own = [places[option] for option in declaration.own_options]
     varies, is_compiling, tensor_type = declaration.varies, torch.compiler.is_compiling, torch.Tensor
@@ -177,8 +190,10 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         values = placed(args, kwargs)
         first = values[0]
-        for place, option in labels:
-            values[place] = _label_of(name, values[place], option)
+        for place, option, check in labels:
+            value = values[place]
+            if value is not None and not isinstance(value, str):
+                values[place] = _checked(name, check, option, value)
         if (
             may_take_fast_path
             and type(first) is tensor_type
@@ -198,9 +213,11 @@ def public(declaration: Declaration) -> Callable[..., Any]:
             value = values[place]
             if type(value) is not tensor_type and not (may_be_none and value is None):
                 _require(name, value, array)
-        for place, option, taken_as, look in looks:
-            if type(values[place]) is not taken_as:
-                values[place] = look(name, values[place], option)
+        for place, option, taken_as, check in looks:
+            kind = type(values[place])
+            too_large = taken_as is kind is int and not is_compiling() and abs(values[place]) >= _TOO_LARGE
+            if too_large or kind is not taken_as:
+                values[place] = _checked(name, check, option, values[place])
         numbers_given: dict[str, float | None] = {}
         for place, array, carrier in numbered:
             value = values[place]
@@ -260,7 +277,8 @@ def _several(results: Sequence[Any]) -> Any:
 
 def _require(function: str, value: Any, name: str) -> None:
     if not isinstance(value, torch.Tensor):
-        raise InputError(name, "a torch tensor", type(value).__name__, operator=function)
+        got = "None" if value is None else type(value).__name__
+        raise InputError(name, "a torch tensor", got, operator=function)
 
 
 def _tensor(function: str, value: Any, name: str) -> Any:
@@ -283,44 +301,39 @@ def _number_of(value: Any) -> float | None:
     return float(value) if _is_number(value) else None
 
 
+_TOO_LARGE = 2**63
+"""Of an integer in a schema."""
+
+_TAKEN_AS: Mapping[str, type] = {
+    "int": int,
+    "int | None": int,
+    "bool": bool,
+    "float | None": float,
+    "str": str,
+    "str | None": str,
+}
+"""Types of options that pass without a look, by annotation. The operator's own check looks at all others, as the schema
+would take some that the function refuses, such as True for 1, and refuse the rest in torch's words."""
+
+
+def _checked(function: str, check: Check, name: str, value: Any) -> Any:
+    """An option as its check returns it, or a symbol of a number. Raises InputError."""
+    if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat):
+        return value
+    try:
+        return check(name, value)
+    except InputError as refused:
+        raise InputError(refused.argument, refused.expected, refused.got, operator=function) from None
+
+
 def integer_of(function: str, value: Any, name: str) -> Any:
     """An option as int. Raises InputError."""
     return value if isinstance(value, torch.SymInt) else integer(function, name, value)
 
 
-def _optional_integer_of(function: str, value: Any, name: str) -> Any:
-    return value if value is None else integer_of(function, value, name)
-
-
 def flag_of(function: str, value: Any, name: str) -> Any:
     """An option as bool. Raises InputError."""
-    if isinstance(value, torch.SymBool):
-        return value
-    flag = truth(value)
-    if flag is None:
-        raise InputError(name, "True or False", shown(value), operator=function)
-    return flag
-
-
-def _float_of(function: str, value: Any, name: str) -> Any:
-    """An option that the schema may take for a float. Raises InputError."""
-    if isinstance(value, bool | np.bool_ | str | bytes):
-        raise InputError(name, "a number", shown(value), operator=function)
-    return value
-
-
-_TAKEN_AS: Mapping[str, tuple[type, Callable[[str, Any, str], Any]]] = {
-    "int": (int, integer_of),
-    "int | None": (int, _optional_integer_of),
-    "bool": (bool, flag_of),
-    "float | None": (float, _float_of),
-}
-"""Options of which the schema would take values that the function refuses, such as True for 1 and 1 for True: by
-annotation, the type that passes without a look, and what looks at all others."""
-
-
-def _label_of(function: str, value: Any, name: str) -> Any:
-    return value if value is None or isinstance(value, str) else plain(function, name, value)
+    return _checked(function, Flag(), name, value)
 
 
 def _documented(declaration: Declaration) -> str:

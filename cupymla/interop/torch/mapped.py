@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...errors import InputError
 from ..batching import Mapped
 from ..call import results_of
 from ..declaration import Declaration, Facts
@@ -50,6 +51,28 @@ def rule(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., An
         if declaration.varies:
             return list(results), [0] * len(results)
         return (results[0], 0) if len(results) == 1 else (results, (0,) * len(results))
+
+    return run
+
+
+def writing_rule(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.func.vmap` makes of an operator that writes in place: one call after the other, each in its own part.
+
+    Args:
+        declaration: of the function.
+        call: as for `rule`.
+    """
+
+    def run(info: Any, dims: Any, *arguments: Any, **options: Any) -> tuple[None, None]:
+        places = zip(declaration.arrays, arguments, dims, strict=True)
+        for name, tensor, dim in places:
+            if name in declaration.updates and tensor is not None and dim is None:
+                expected = "a mapped tensor, as each mapped call writes its own"
+                raise InputError(name, expected, "one that all calls share", operator=declaration.name)
+        for place in range(info.batch_size):
+            taken = [t if dim is None else t.select(dim, place) for t, dim in zip(arguments, dims, strict=True)]
+            call(declaration, taken, options)
+        return None, None
 
     return run
 

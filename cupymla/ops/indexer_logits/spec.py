@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import kind
 from ...tensor import Device, View
 from ..arguments import Arguments, Flag, option
 from ..indexer_validation import FP8, Validation
@@ -166,7 +167,7 @@ def read_scored(
     if not narrow:
         for argument, given in (("q_scale", q_scale), ("k_scale", k_scale)):
             if given is not None:
-                raise validation.error(argument, f"None with {q_seen.dtype} q and k", type(given).__name__)
+                raise validation.error(argument, f"None with {q_seen.dtype} q and k", kind(given))
     row = (*lead, queries)
     arrays = {
         "q": q_seen,

@@ -106,9 +106,9 @@ def read_concat(
     options = checks.chosen(CONCAT, cache_format, scale_rule)
     layout = FORMATS[options.cache_format]
     if not layout.codes and options.scale_rule is not None:
-        raise checks.error("scale_rule", "None with a cache without scales", options.scale_rule)
+        raise checks.error("scale_rule", "None with a cache without scales", repr(options.scale_rule))
     if layout.exponents and options.scale_rule == "amax":
-        raise checks.error("scale_rule", f"'pow2' or None with a cache of {layout.name}", options.scale_rule)
+        raise checks.error("scale_rule", f"'pow2' or None with a cache of {layout.name}", repr(options.scale_rule))
     channels = layout.codes or min(layout.d_qk)
     if latents.ndim != 2 or latents.shape[-1] != channels:
         raise checks.error("kv_c", f"shape [T, {channels}] with a cache of {layout.name}", list(latents.shape))

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ... import tensor
-from ...errors import InputError
+from ...errors import InputError, kind
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, option
 from ..indexer_validation import FP8, MAX_EXTENT, Pages
@@ -53,7 +53,7 @@ class CacheChecks(CodesChecks):
         if slots is not None:
             for argument, given in (("block_tables", block_tables), ("cu_lens", cu_lens), ("rows", rows)):
                 if given is not None:
-                    raise self.error(argument, "None with slots", type(given).__name__)
+                    raise self.error(argument, "None with slots", kind(given))
             views.slots = self.needed(slots, "slots", (None,), "[N]", INDICES)
             return self.extent(views.slots, "slots", 0, "slots")
         if block_tables is None:

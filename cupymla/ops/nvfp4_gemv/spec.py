@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from ...errors import shown
+from ...errors import kind, shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Axis, Choice, Dtype, Integer, option
 from .formats import FORMATS, MXFP4, BlockFormat, named, padded
@@ -291,7 +291,7 @@ def _read_sfb(
 ) -> Operand | None:
     if b_dtype != "e2m1":
         if sfb is not None:
-            raise validation.error("sfb", f"None with a {b_dtype} b", type(sfb).__name__)
+            raise validation.error("sfb", f"None with a {b_dtype} b", kind(sfb))
         return None
     if sfb is None:
         raise validation.error("sfb", "the scales of a 4-bit b (only a bfloat16 or float16 b has none)", None)
@@ -307,7 +307,7 @@ def _read_alpha(
     if is_number(alpha):
         return "host", validation.host_float(alpha, "alpha"), None
     if isinstance(alpha, (str, list, tuple)):
-        raise validation.error("alpha", "None, a number or a float32 array", type(alpha).__name__)
+        raise validation.error("alpha", "None, a number or a float32 array", kind(alpha))
     operand = validation.per_row(validation.view(alpha, "alpha", ("float32",)), "alpha", m, scalar=True)
     return ("device" if operand.view.shape in ((), (1,)) else "rows"), 1.0, operand
 
@@ -331,12 +331,12 @@ def _read_global_scale(validation: Validation, value: object, fmt: BlockFormat, 
     if value is None:
         return GlobalScale("one")
     if fmt == MXFP4:
-        raise validation.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", shown(value))
+        raise validation.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", kind(value))
     if isinstance(value, str):
         if amax and str.__str__(value) == "amax":
             return GlobalScale("amax")
         words = "'amax', " if amax else ""
-        raise validation.error("global_scale", f"None, {words}a number or a float32 array", shown(value))
+        raise validation.error("global_scale", f"None, {words}a number or a float32 array", kind(value))
     if is_number(value):
         number = validation.host_float(value, "global_scale")
         if not 0 < number < float("inf"):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ... import tensor
-from ...errors import InputError
+from ...errors import InputError, kind
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Flag, Integer, option
 from ..indexer_logits.spec import DTYPES, MAX_KEYS
@@ -206,7 +206,7 @@ def _read_scored(
     narrow = q_seen.dtype in FP8
     cache, pages = _read_cache(validation, k_cache, q_seen)
     if not narrow and q_scale is not None:
-        raise validation.error("q_scale", f"None with {q_seen.dtype} q and keys", type(q_scale).__name__)
+        raise validation.error("q_scale", f"None with {q_seen.dtype} q and keys", kind(q_scale))
     headed = (requests, queries, heads)
     arrays: dict[str, Any] = {
         "q": q_seen,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import InputError
+from ...errors import InputError, kind
 from ...tensor import View
 from .. import mla
 from .. import workspace as workspaces
@@ -91,7 +91,7 @@ def _read_outputs(
 ) -> None:
     shared = problem.shared
     if d_sink is not None and not shared.has_sink:
-        raise InputError("d_sink", "None without attn_sink", "an array")
+        raise InputError("d_sink", "None without attn_sink", kind(d_sink))
     views.attn_dist = mla.check_output(attn_dist, "attn_dist", shared.entry_shape, "float32", views.q, "lists")
     views.dq = mla.check_output(dq, "dq", views.q.shape, shared.dtype, views.q, "rows")
     views.dkv = mla.check_output(dkv, "dkv", problem.dkv_shape, problem.dkv_dtype, views.q, "rows")

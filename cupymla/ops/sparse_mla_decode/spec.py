@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
 from ... import tensor
-from ...errors import shown
+from ...errors import kind
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Integer, Number, option
 from ..checks import require_entries
@@ -145,7 +145,7 @@ def read(
     else:
         for name, array in (("extra_indices", extra_indices), ("extra_topk_length", extra_topk_length)):
             if array is not None:
-                raise validation.error(name, "None without extra_k_cache", shown(array))
+                raise validation.error(name, "None without extra_k_cache", kind(array))
     problem = Problem(batch, s_q, h_q, d_qk, q_seen.dtype, tuple(caches), options, q_seen.device)
     (out_shape, _), (lse_shape, _) = problem.results
     views.out = validation.shaped(out, "out", out_shape, (q_seen.dtype,), "rows", output=True)

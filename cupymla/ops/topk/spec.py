@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from ...errors import shown
+from ...errors import kind
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Flag, Integer, option
 from ..indexer_validation import MAX_EXTENT, Validation
@@ -101,7 +101,7 @@ def read(
     columns = validation.extent(seen, "scores", -1, "columns")
     options = validation.chosen(ARGUMENTS, topk, order, return_values)
     if values is not None and not options.return_values:
-        raise validation.error("values", "None without return_values", shown(values))
+        raise validation.error("values", "None without return_values", kind(values))
     row = (*lead, rows)
     views = Views(
         scores=seen,

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import kind
 from ...tensor import View
 from ..arguments import Choice, Number
 from .checks import FP8, ITEMSIZE, Reader
@@ -95,7 +96,7 @@ def read_scale(reader: Reader, value: Any, argument: str, kv_dtype: str) -> floa
         plain = scale == 1.0
     else:
         if value is None or isinstance(value, (str, list, tuple)):
-            reader.reject(argument, "a number or a float32 array", type(value).__name__)
+            reader.reject(argument, "a number or a float32 array", kind(value))
         scale = reader.look(value, argument, ("float32",))
         if scale.shape not in ((), (1,)):
             reader.check_shape(scale, argument, "num_kv_heads")
