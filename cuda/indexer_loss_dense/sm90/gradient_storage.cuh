@@ -1,0 +1,83 @@
+// Shared memory and barriers of stages `dq` and `dk`. In both a product's rows are 64 keys and its columns the heads of a
+// column tile. In `dq` a consumer keeps its column tile, and keys stream by; in `dk` it keeps its keys, and column tiles
+// stream by.
+//
+// barrier   | arrivals                              | who waits     | what it says
+// ----------+---------------------------------------+---------------+-----------------------------------------------
+// kept_full | 32 lanes of the producer warp         | consumers     | what both consumers keep is there
+// full[s]   | 32 lanes of the producer warp, and    | consumers     | a tile is in stage s, with its gradients; or
+//           | one again with bulk copies' bytes     |               | there are no more
+// free[s]   | 8 consumer warps                      | producer warp | stage s may be refilled
+// landed    | one lane of the producer warp, with   | producer warp | a tile of which some rows have to become zero
+//           | TMA's bytes                           |               | is there
+// named 1+c | 128 threads of consumer c             | consumer c    | `active` is there, for wgmma too (`dq`); `dweights`
+//           |                                       |               | and `out` are there
+//
+// What is not finite must not meet a zero in a product. So the producer makes bad keys, and heads of rows that take no
+// part, zero before consumers see them. Only such tiles go through `landed`.
+//
+//   consumer, tile i                             | meanwhile
+//   ---------------------------------------------+---------------------------------------
+//   64 keys x 64 columns: wgmma                  | second product of tile i - 1; loads
+//   done: let go of tile i - 1                   | products of the other consumer
+//   operands of the second product; its wgmma    | products of the other consumer
+#pragma once
+
+#include "../../common/barrier.cuh"
+#include "../../common/math.cuh"
+#include "../../common/sm90/index_products.cuh"
+#include "config.cuh"
+
+namespace cupymla::indexer_loss_dense {
+
+using GradientWarpgroups = sm90::Warpgroups<kConsumers, 40, 232>;
+
+constexpr int kDTiles = kD / 64;
+
+using Tile = uint8_t[kDTiles][kTileBytes];  // 64 rows, of keys or of heads; its address is a multiple of 1024
+
+struct alignas(1024) DqStorage {
+  static constexpr int kStages = 4;
+
+  Tile kept[kConsumers];     // heads
+  Tile streamed[kStages];    // keys
+  uint8_t active[kConsumers][kTileBytes];  // [columns][64 keys]: gradient [z > 0]
+  alignas(16) float gradients[kStages][kConsumers][kRows][kTileKeys];
+  alignas(16) Element out[kConsumers][kColumns][kD + 8];  // eight longer than needed: rows meet all banks
+  float dweights[kConsumers][4][kColumns];
+  int32_t first[kStages];  // key of a tile; negative: there is no more
+  Mbarrier kept_full, landed, full[kStages], free[kStages];
+};
+
+struct alignas(1024) DkStorage {
+  static constexpr int kStages = 5;
+
+  Tile kept[kConsumers];     // keys
+  Tile streamed[kStages];    // heads
+  alignas(16) float gradients[kStages][kRows][kBlockKeys];
+  alignas(16) float weights[kStages][kColumns];  // in units of 1 over the scale of operands; 0 for heads that only fill up
+  int32_t first[kStages];    // row of a tile; negative: there is no more
+  uint32_t spoilt[kStages];  // a bit for each row of the tile
+  Mbarrier kept_full, landed, full[kStages], free[kStages];
+};
+
+static_assert(sizeof(DqStorage) <= 227 * 1024 && sizeof(DkStorage) <= 227 * 1024);
+
+template <typename Storage>
+__device__ __forceinline__ void init_barriers(Storage& storage) {
+  storage.kept_full.init(32);
+  storage.landed.init(1);
+  for (int stage = 0; stage < Storage::kStages; ++stage) {
+    storage.full[stage].init(32 + 1);
+    storage.free[stage].init(4 * kConsumers);
+  }
+  fence_mbarrier_init();
+}
+
+// The power of two that brings a finite number, not negative, near 2^14; 1 for zero, and for bf16.
+__device__ __forceinline__ float operand_scale(float largest) {
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+  return kScaled && largest > 0.0f ? power_of_two(max(-120, min(120, 14 - exponent))) : 1.0f;
+}
+
+}  // namespace cupymla::indexer_loss_dense
