@@ -18,6 +18,7 @@ struct DqConsumer : GradientConsumer<DqStorage> {
   float dq[kDTiles][kScores];
   float dweights[kColumnGroups][2];
   float scale[kRows];
+  uint32_t turn = 0;  // which of `active`
 
   __device__ __forceinline__ void run() {
     const ColumnTile tile = GradientProducer<DqStorage>::dq_tile(params, warpgroup_idx);
@@ -40,6 +41,7 @@ struct DqConsumer : GradientConsumer<DqStorage> {
       fence_async_shared();
       meet();
       issue(stage);
+      turn ^= 1;
     }
 #pragma unroll
     for (int column = 0; column < kDTiles; ++column) sm90::warpgroup_fence_operand(dq[column]);
@@ -57,7 +59,7 @@ struct DqConsumer : GradientConsumer<DqStorage> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // Of column lane / 4; eight columns on, the pattern is the same.
-      uint8_t* place = storage.active[warpgroup_idx] + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
+      uint8_t* place = storage.active[warpgroup_idx][turn] + swizzle_128(lane / 4, warp * 2 + half) + lane % 4 * 4;
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         const float gradient = storage.gradients[stage][warpgroup_idx][row][own_key(half)];
@@ -77,7 +79,7 @@ struct DqConsumer : GradientConsumer<DqStorage> {
   }
 
   __device__ __forceinline__ void issue(int stage) {
-    const uint64_t gradients = sm90::k_major_descriptor(indexer::uniform_address(storage.active[warpgroup_idx]));
+    const uint64_t gradients = sm90::k_major_descriptor(indexer::uniform_address(storage.active[warpgroup_idx][turn]));
     const uint64_t keys = sm90::mn_major_descriptor(indexer::uniform_address(storage.streamed[stage][0]), kTileBytes);
     sm90::wgmma_fence();
 #pragma unroll

@@ -143,7 +143,10 @@ struct GradientProducer {
     }
   }
 
-  __device__ __forceinline__ void land() { storage.landed.wait(landings++ & 1u); }
+  __device__ __forceinline__ void land() {
+    storage.landed.wait(landings++ & 1u);
+    __syncwarp();  // nobody still waits when the next phase begins
+  }
 
   __device__ __forceinline__ void zero_left_out(Tile& tile, uint32_t rows) const {
     for (; rows != 0; rows &= rows - 1) zero_rows(tile, (__ffs(static_cast<int>(rows)) - 1) * kHeads, kHeads);

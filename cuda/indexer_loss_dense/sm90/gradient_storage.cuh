@@ -10,8 +10,9 @@
 // free[s]   | 8 consumer warps                      | producer warp | stage s may be refilled
 // landed    | one lane of the producer warp, with   | producer warp | a tile of which some rows have to become zero
 //           | TMA's bytes                           |               | is there
-// named 1+c | 128 threads of consumer c             | consumer c    | `active` is there, for wgmma too (`dq`); `dweights`
-//           |                                       |               | and `out` are there
+// named 1+c | 128 threads of consumer c             | consumer c    | `active` of tile i is there, for wgmma too, and
+//           |                                       |               | nobody reads that of tile i - 1 (`dq`); past tiles:
+//           |                                       |               | `dweights` and `out` are there
 //
 // What is not finite must not meet a zero in a product. So the producer makes bad keys, and heads of rows that take no
 // part, zero before consumers see them. Only such tiles go through `landed`.
@@ -41,7 +42,7 @@ struct alignas(1024) DqStorage {
 
   Tile kept[kConsumers];     // heads
   Tile streamed[kStages];    // keys
-  uint8_t active[kConsumers][kTileBytes];  // [columns][64 keys]: gradient [z > 0]
+  uint8_t active[kConsumers][2][kTileBytes];  // [columns][64 keys]: gradient [z > 0], of two tiles in turn
   alignas(16) float gradients[kStages][kConsumers][kRows][kTileKeys];
   alignas(16) Element out[kConsumers][kColumns][kD + 8];  // eight longer than needed: rows meet all banks
   float dweights[kConsumers][4][kColumns];

@@ -98,7 +98,7 @@ struct RowLoss {
     const bool finite = is_finite(mass) && is_finite(base) && is_finite(log_sum) && is_finite(slope);
     float weight = 0.0f;
     const bool own = heads_are_finite(weight) && keys_are_finite();
-    const int32_t state = __syncthreads_and(static_cast<int>(finite && own)) != 0 ? kSound : kSpoilt;
+    const int32_t state = __syncthreads_or(static_cast<int>(!(finite && own))) == 0 ? kSound : kSpoilt;
     if constexpr (kScaled) {
       largest_gradient = static_cast<float>(over_block(shared, most, Larger{}));
       weight = static_cast<float>(over_block(shared, weight, Larger{}));
