@@ -1,7 +1,6 @@
-// A consumer of stage `dk`: it keeps 64 keys and goes through the column tiles of rows that see some of them:
+// A consumer of stage `dk`: rows are keys, and the column tiles of rows that see some of them stream by.
 //
-//   z   = K q^T                      64 keys x 64 columns
-//   dk += (gradient w [z > 0]) q     gradient w [z > 0] from registers, rounded once
+//   dk += (gradient w [z > 0]) q
 //
 // fp16 operands are scaled by a power of two, so that the largest of the row block is near 2^14; what is below 2^-38 of
 // it vanishes.
@@ -13,25 +12,18 @@ namespace cupymla::indexer_loss_dense {
 
 struct DkConsumer : GradientConsumer<DkStorage> {
   using GradientConsumer<DkStorage>::GradientConsumer;
-  using Terms = uint32_t[kColumns / 16][4];
-
-  float dk[kD / 2];
 
   __device__ __forceinline__ void run(int32_t first_key, int32_t slice) {
-#pragma unroll
-    for (int i = 0; i < kD / 2; ++i) dk[i] = 0.0f;
     bool spoilt[2] = {false, false};
-    storage.kept_full.wait(0);
+    begin();
     float products[kScores];
     Terms terms;
 #pragma unroll 1
     for (int stage; next(products, stage);) {
-      sm90::warpgroup_fence_operand(dk);
       make_terms(products, terms, stage);
-      issue(terms, stage);
+      issue_second(terms, stage);
       if (storage.spoilt[stage] != 0) spoil(spoilt, first_key, storage.spoilt[stage], storage.first[stage]);
     }
-    sm90::warpgroup_fence_operand(dk);
     store(spoilt, first_key + warpgroup_idx * kTileKeys, slice);
   }
 
@@ -43,7 +35,7 @@ struct DkConsumer : GradientConsumer<DkStorage> {
       float gradients[kRows];
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        gradients[row] = storage.gradients[stage][row][warpgroup_idx * kTileKeys + own_key(half)];
+        gradients[row] = storage.gradients[stage][row][warpgroup_idx * kTileKeys + own_row(half)];
       }
 #pragma unroll
       for (int group = 0; group < kColumnGroups; ++group) {
@@ -56,30 +48,13 @@ struct DkConsumer : GradientConsumer<DkStorage> {
     }
   }
 
-  __device__ __forceinline__ void issue(Terms& terms, int stage) {
-    const uint64_t heads = sm90::mn_major_descriptor(indexer::uniform_address(storage.streamed[stage][0]), kTileBytes);
-    // Operands are in their registers in front of the first product.
-#pragma unroll
-    for (int step = 0; step < kColumns / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) make_opaque(terms[step][i]);
-    }
-    sm90::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kColumns / 16; ++step) {
-      sm90::mma<indexer::Products<Element, kD>::FromRegisters>(
-          dk, terms[step], sm90::descriptor_advance(heads, step * 2 * kSwizzleAtomBytes));
-    }
-    sm90::wgmma_commit();
-  }
-
   // Notes keys that rows see which are not finite.
   __device__ __forceinline__ void spoil(bool (&spoilt)[2], int32_t first_key, uint32_t rows, int32_t first_row) const {
     for (; rows != 0; rows &= rows - 1) {
       const int32_t* bounds = params.bounds + (first_row + __ffs(static_cast<int>(rows)) - 1) * 2;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t key = first_key + warpgroup_idx * kTileKeys + own_key(half);
+        const int32_t key = first_key + warpgroup_idx * kTileKeys + own_row(half);
         if (bounds[0] <= key && key < bounds[1]) spoilt[half] = true;
       }
     }
@@ -89,12 +64,12 @@ struct DkConsumer : GradientConsumer<DkStorage> {
     const float unit = 1.0f / operand_scale(kScaled ? *params.largest_term : 0.0f);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float* row = params.sums + (slice * params.row_stride + first_key + own_key(half)) * kD + lane % 4 * 2;
+      float* to = params.sums + (slice * params.row_stride + first_key + own_row(half)) * kD + lane % 4 * 2;
       const float factor = spoilt[half] ? __int_as_float(0x7fffffff) : unit;
 #pragma unroll
       for (int group = 0; group < kD / 8; ++group) {
-        float2 sum = make_float2(dk[group * 4 + half * 2] * factor, dk[group * 4 + half * 2 + 1] * factor);
-        float2* place = reinterpret_cast<float2*>(row + group * 8);
+        float2 sum = make_float2(sums[group * 4 + half * 2] * factor, sums[group * 4 + half * 2 + 1] * factor);
+        float2* place = reinterpret_cast<float2*>(to + group * 8);
         if (params.adds != 0) {
           const float2 before = *place;
           sum = make_float2(before.x + sum.x, before.y + sum.y);

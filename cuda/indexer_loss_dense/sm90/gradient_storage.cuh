@@ -1,6 +1,9 @@
-// Shared memory and barriers of stages `dq` and `dk`. In both a product's rows are 64 keys and its columns the heads of a
-// column tile. In `dq` a consumer keeps its column tile, and keys stream by; in `dk` it keeps its keys, and column tiles
-// stream by.
+// Shared memory and barriers of stages `dq` and `dk`. A consumer keeps 64 rows of one operand in registers and has sums
+// of theirs: in `dq` the heads of a column tile, in `dk` keys. The other operand streams by: keys, or column tiles. Each
+// tile is multiplied twice:
+//
+//   z     = kept streamed^T               64 rows x 64
+//   sums += (a factor [z > 0]) streamed   the operand is made in registers, rounded once
 //
 // barrier   | arrivals                              | who waits     | what it says
 // ----------+---------------------------------------+---------------+-----------------------------------------------
@@ -10,18 +13,15 @@
 // free[s]   | 8 consumer warps                      | producer warp | stage s may be refilled
 // landed    | one lane of the producer warp, with   | producer warp | a tile of which some rows have to become zero
 //           | TMA's bytes                           |               | is there
-// named 1+c | 128 threads of consumer c             | consumer c    | `active` of tile i is there, for wgmma too, and
-//           |                                       |               | nobody reads that of tile i - 1 (`dq`); past tiles:
-//           |                                       |               | `dweights` and `out` are there
 //
 // What is not finite must not meet a zero in a product. So the producer makes bad keys, and heads of rows that take no
 // part, zero before consumers see them. Only such tiles go through `landed`.
 //
-//   consumer, tile i                             | meanwhile
-//   ---------------------------------------------+---------------------------------------
-//   64 keys x 64 columns: wgmma                  | second product of tile i - 1; loads
-//   done: let go of tile i - 1                   | products of the other consumer
-//   operands of the second product; its wgmma    | products of the other consumer
+//   consumer, tile i                            | meanwhile
+//   --------------------------------------------+---------------------------------------
+//   first product: wgmma                        | second product of tile i - 1; loads
+//   done: let go of tile i - 1                  | products of the other consumer
+//   operands of the second product; its wgmma   | products of the other consumer
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -38,14 +38,11 @@ constexpr int kDTiles = kD / 64;
 using Tile = uint8_t[kDTiles][kTileBytes];  // 64 rows, of keys or of heads; its address is a multiple of 1024
 
 struct alignas(1024) DqStorage {
-  static constexpr int kStages = 4;
+  static constexpr int kStages = 5;
 
   Tile kept[kConsumers];     // heads
   Tile streamed[kStages];    // keys
-  uint8_t active[kConsumers][2][kTileBytes];  // [columns][64 keys]: gradient [z > 0], of two tiles in turn
   alignas(16) float gradients[kStages][kConsumers][kRows][kTileKeys];
-  alignas(16) Element out[kConsumers][kColumns][kD + 8];  // eight longer than needed: rows meet all banks
-  float dweights[kConsumers][4][kColumns];
   int32_t first[kStages];  // key of a tile; negative: there is no more
   Mbarrier kept_full, landed, full[kStages], free[kStages];
 };
