@@ -33,9 +33,7 @@ _EVERY_AXIS = ("weights", "mla_lse", "starts", "ends", "grad_loss", "loss", "dwe
 """Arrays whose axes all have a field, but the batch's; others end with a contiguous one that has none."""
 
 _POINTERS = ("q", "k", "weights", "mla_lse", "starts", "ends", "grad_loss", "loss", "dq", "dk", "dweights")
-_WORKSPACE = (
-    *("lse", "target", "gradients", "states", "bounds", "largest", "largest_term", "bad_keys", "sums"),
-)
+_WORKSPACE = (*("lse", "target", "gradients", "states", "bounds", "largest", "largest_term", "bad_keys", "sums"),)
 _SCORED = ("q", "k", "weights", "starts", "ends")
 _MAPPED = (("q", "k"), ("mla_q", "mla_kv"))
 """Arrays of the two tensor maps, of stages that work on the indexer and on MLA."""
@@ -101,8 +99,8 @@ def maps(problem: Problem, views: Views) -> tuple[tuple[TileMap, TileMap], tuple
         strict=True,
     ):
         scores = problem.scores
-        extents = {"queries": max(1, scores.queries), "keys": max(1, scores.keys)}
-        problem_like = replace(scores, heads=heads, channels=channels, **extents)
+        queries, keys = max(1, scores.queries), max(1, scores.keys)
+        problem_like = replace(scores, heads=heads, channels=channels, queries=queries, keys=keys)
         own = plan.tile_heads(heads)
         of_heads = {"tile_bytes": 128, "tile_heads": own, "tile_queries": plan.COLUMNS // own}
         made.append(

@@ -46,9 +46,7 @@ _BY_CHANNELS = ("mask", "row_loss", "dq", "dk", "round")
 _BY_TEACHER = ("lse", "target")
 _BY_HEADS = ("dq", "dk", *_BY_TEACHER)
 
-AHEAD = tuple(
-    (stage, heads) for stage in STAGES for heads in (HEADS if stage in ("dq", "dk") else HEADS[-1:])
-)
+AHEAD = tuple((stage, heads) for stage in STAGES for heads in (HEADS if stage in ("dq", "dk") else HEADS[-1:]))
 """Variants of bf16, 128 and 576 channels that are compiled ahead of use: stage, heads."""
 
 
@@ -256,9 +254,7 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
     made = (
-        variant(
-            arches.named(name), stage=stage, dtype=dtype, channels=channels, mla_channels=mla_channels, heads=heads
-        )
+        variant(arches.named(name), stage=stage, dtype=dtype, channels=channels, mla_channels=mla_channels, heads=heads)
         for name in TARGETS
         for stage in STAGES
         for dtype in DTYPES

@@ -79,8 +79,8 @@ def indexer_loss_dense(
     scale = real(mla_q.shape[-1] ** -0.5 if sm_scale is None else sm_scale)
     at_once = max(1, _BLOCK_ELEMENTS // max(1, keys * max(q.shape[-2], mla_q.shape[-2])))
     for lead in np.ndindex(q.shape[:-3]):
-        limits = tuple(None if array is None else array[lead][None] for array in (starts, ends))
-        seen = visible(1, queries, keys, *limits, causal, q_start, k_stride)[0]
+        low, high = (None if array is None else array[lead][None] for array in (starts, ends))
+        seen = visible(1, queries, keys, low, high, causal, q_start, k_stride)[0]
         for first in range(0, queries if keys else 0, at_once):
             some = (*lead, slice(first, first + at_once))
             rows = _Rows(q[some], weights[some], mla_q[some], seen[first : first + at_once])
@@ -111,9 +111,8 @@ def _product(left: Array, right: Array, precision: Precision) -> Array:
 
 def _total(terms: Array) -> Array:
     """Sums over the last axis; in float32 one after the other."""
-    if terms.dtype == np.float64 or not terms.shape[-1]:
-        return terms.sum(-1)
-    result: Array = np.add.accumulate(terms, -1)[..., -1]
+    in_order = terms.dtype != np.float64 and terms.shape[-1]
+    result: Array = np.add.accumulate(terms, -1)[..., -1] if in_order else terms.sum(-1)
     return result
 
 
@@ -147,7 +146,7 @@ def _step(rows: _Rows, k: Array, target: Array, slopes: Array, relu: bool, preci
     whole = (mass / np.maximum(mass, real(LEAST_MASS)))[:, None]
     gradient = np.where(seen, (whole * np.exp(log_softmax) - p) * slopes[:, None], real(0))
 
-    finite_keys = np.isfinite(_wide(k)).all(-1)
+    finite_keys: Any = np.isfinite(_wide(k)).all(-1)
     spoilt = ~(np.isfinite(_wide(rows.q)).all((-1, -2)) & np.isfinite(_wide(rows.weights)).all(-1))
     spoilt |= ~(np.isfinite(mass) & np.isfinite(lse) & np.isfinite(slopes)) | (seen & ~finite_keys).any(-1)
     spoilt &= seen.any(-1)
