@@ -3,8 +3,8 @@
 //   dweights += gradient relu(z)     in registers
 //   dq       += (gradient [z > 0]) k
 //
-// A head's weight multiplies the fp32 sum at the end. fp16 operands are scaled by a power of two, so that the largest of
-// a row is near 2^14; what is below 2^-38 of it vanishes.
+// A head's weight multiplies the fp32 sum at the end. fp16 operands are scaled by a power of two, so that the largest
+// of a row is near 2^14; what is below 2^-38 of it vanishes.
 #pragma once
 
 #include "gradient_consumer.cuh"

@@ -1,6 +1,6 @@
 // Shared memory and barriers of stages `dq` and `dk`. A consumer keeps 64 rows of one operand in registers and has sums
-// of theirs: in `dq` the heads of a column tile, in `dk` keys. The other operand streams by: keys, or column tiles. Each
-// tile is multiplied twice:
+// of theirs: in `dq` the heads of a column tile, in `dk` keys. The other operand streams by: keys, or column tiles.
+// Each tile is multiplied twice:
 //
 //   z     = kept streamed^T               64 rows x 64
 //   sums += (a factor [z > 0]) streamed   the operand is made in registers, rounded once
@@ -53,7 +53,7 @@ struct alignas(1024) DkStorage {
   Tile kept[kConsumers];     // keys
   Tile streamed[kStages];    // heads
   alignas(16) float gradients[kStages][kRows][kBlockKeys];
-  alignas(16) float weights[kStages][kColumns];  // in units of 1 over the scale of operands; 0 for heads that only fill up
+  alignas(16) float weights[kStages][kColumns];  // times the scale of operands; 0 for heads that only fill up
   int32_t first[kStages];    // row of a tile; negative: there is no more
   uint32_t spoilt[kStages];  // a bit for each row of the tile
   Mbarrier kept_full, landed, full[kStages], free[kStages];

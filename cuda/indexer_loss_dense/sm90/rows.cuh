@@ -77,7 +77,8 @@ struct RowLoss {
     const float divisor = max_nan(mass, kLeastMass);
     const float base = base_of(static_cast<float>(over_block(shared, largest, Larger{})));
     const float part = sum == 0.0f ? 0.0f : sum * expf(largest - base);
-    // log softmax(score) = (score - base) - log_sum. Rounding log_sum moves the whole loss; what it left out comes back.
+    // log softmax(score) = (score - base) - log_sum. Rounding log_sum moves the whole loss; what it leaves out comes
+    // back.
     const double exact = log(over_block(shared, part, Plus{}));
     const float log_sum = static_cast<float>(exact);
     const float left_out = static_cast<float>(exact - log_sum);

@@ -1,6 +1,6 @@
 // Shared memory and barriers of stages `lse` and `target`. A consumer has 64 rows of one operand in registers, and both
-// consumers multiply them with each tile that streams by: in `lse` rows are MLA heads and tiles are of keys, in `target`
-// rows are keys and tiles are of heads.
+// consumers multiply them with each tile that streams by: in `lse` rows are MLA heads and tiles are of keys, in
+// `target` rows are keys and tiles are of heads.
 //
 // barrier  | arrivals                                | who waits   | what it says
 // ---------+-----------------------------------------+-------------+--------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ...tensormap import TileMap
+from ...tensormap import EncodedMap, TileMap
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..indexer_logits import cuda as scoring
@@ -33,7 +33,7 @@ _EVERY_AXIS = ("weights", "mla_lse", "starts", "ends", "grad_loss", "loss", "dwe
 """Arrays whose axes all have a field, but the batch's; others end with a contiguous one that has none."""
 
 _POINTERS = ("q", "k", "weights", "mla_lse", "starts", "ends", "grad_loss", "loss", "dq", "dk", "dweights")
-_WORKSPACE = (*("lse", "target", "gradients", "states", "bounds", "largest", "largest_term", "bad_keys", "sums"),)
+_WORKSPACE = ("lse", "target", "gradients", "states", "bounds", "largest", "largest_term", "bad_keys", "sums")
 _SCORED = ("q", "k", "weights", "starts", "ends")
 _MAPPED = (("q", "k"), ("mla_q", "mla_kv"))
 """Arrays of the two tensor maps, of stages that work on the indexer and on MLA."""
@@ -55,7 +55,7 @@ class Parameters(ctypes.Structure):
     )
 
 
-def filled(problem: Problem, block: plan.Block, arrays: dict[str, View | None]) -> Parameters:
+def filled(problem: Problem, block: plan.Block, arrays: Mapping[str, View | None]) -> Parameters:
     """The parameters of a block's launches, without addresses; `arrays` by name, outputs included."""
     scores, options = problem.scores, problem.options
     scales = log2_scales(options.scale(problem.mla_channels), options.lse_base)
@@ -112,63 +112,81 @@ def maps(problem: Problem, views: Views) -> tuple[tuple[TileMap, TileMap], tuple
     return made[0], made[1]
 
 
-class _Part:
-    """The launches of a block of rows."""
+class _Scores:
+    """The launch of `indexer_logits` for a block of rows."""
 
-    def __init__(self, views: Views, problem: Problem, arrays: dict[str, View | None], block: plan.Block) -> None:
-        scores, index = problem.scores, problem.device.index
-        self._block, self._layout = block, plan.workspace(problem)
+    def __init__(self, problem: Problem, arrays: Mapping[str, View | None], block: plan.Block) -> None:
+        scores = problem.scores
         batched = bool(scores.lead)
+        self._views = ScoringViews(**{name: _part_of(arrays[name], name, block, batched) for name in _SCORED})  # type: ignore[arg-type]
+        options = replace(scores.options, q_start=scores.options.q_start + block.first)
+        stride = plan.row_stride(problem)
+        logits = View(0, (block.rows, scores.keys), (stride, 1), "float32", problem.device, False, "raw", None)
+        own = replace(scores, lead=(), queries=block.rows, options=options)
+        self._binding = scoring.Binding(self._views, own, logits)
+        self.launcher = self._binding.launcher
+
+    def point(self, record: Parameters) -> None:
+        """Set every address to that in a record."""
+        for name in _SCORED:
+            seen: View | None = getattr(self._views, name)
+            if seen is not None:
+                seen.ptr = getattr(record, name)
+        self._binding.point(self._views, (record.gradients,), 0)
+
+
+class _Step:
+    """The launches of some stages on a block of rows.
+
+    Attributes:
+        launchers: in order.
+    """
+
+    def __init__(
+        self, problem: Problem, arrays: Mapping[str, View | None], block: plan.Block, stages: Sequence[str]
+    ) -> None:
+        self._layout = plan.workspace(problem)
+        self._lse_before = block.first * problem.mla_heads * 8
+        batched = bool(problem.scores.lead)
         self._offsets = {
             name: 0 if view is None else _before(view, name, block, batched) for name, view in arrays.items()
         }
-        self.record = filled(problem, block, arrays)
-        self._scored = ScoringViews(**{name: _part_of(arrays[name], name, block, batched) for name in _SCORED})  # type: ignore[arg-type]
-        own_options = replace(scores.options, q_start=scores.options.q_start + block.first)
-        own_scores = replace(scores, lead=(), queries=block.rows, options=own_options)
-        stride = plan.row_stride(problem)
-        logits = View(0, (block.rows, scores.keys), (stride, 1), "float32", problem.device, False, "raw", None)
-        self._scoring = scoring.Binding(self._scored, own_scores, logits)
-        arch = driver.arch_of(problem.device)
-        self._launchers: dict[str, Launcher] = {}
-        for stage in plan.STAGES:
+        self._record = filled(problem, block, arrays)
+        self._scores: _Scores | None = None
+        self._own: list[tuple[str, Launcher]] = []
+        self.launchers: list[Launcher | None] = []
+        arch, index = driver.arch_of(problem.device), problem.device.index
+        for stage in stages:
             ctas = plan.ctas(problem, stage, block.rows)
-            is_last = block.first + block.rows == scores.queries
-            if not ctas or (stage == "mask" and block.first) or (stage == "round" and not is_last):
+            if not ctas:
                 continue
             source = plan.source(problem, arch, stage)
             kernel = build.kernel(source, index)
             check_record(source, kernel.facts, Parameters)
             geometry = Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"])
-            self._launchers[stage] = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self.record))
-
-    def launchers(self) -> list[Launcher | None]:
-        """In order."""
-        found: list[Launcher | None] = []
-        for stage in plan.STAGES:
-            found.append(self._launchers.get(stage))
+            launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))
+            self._own.append((stage, launcher))
+            self.launchers.append(launcher)
             if stage == "target":
-                found.append(self._scoring.launcher)
-        return found
+                self._scores = _Scores(problem, arrays, block)
+                self.launchers.append(self._scores.launcher)
 
-    def replace(self, encoded: Sequence[Sequence[object]]) -> None:
+    def replace(self, encoded: Sequence[Sequence[EncodedMap]]) -> None:
         """Give the launches their tensor maps: heads and keys of the indexer, then those of MLA."""
-        for stage, launcher in self._launchers.items():
-            for place, tensor_map in enumerate(encoded[int(stage in ("lse", "target"))]):
-                launcher.replace(place, tensor_map)  # type: ignore[arg-type]
+        for stage, launcher in self._own:
+            for place, tensor_map in enumerate(encoded[int(stage in plan.OF_TEACHER)]):
+                launcher.replace(place, tensor_map)
 
-    def point(self, addresses: dict[str, int | None], workspace: int) -> None:
+    def point(self, addresses: Mapping[str, int | None], workspace: int) -> None:
         """Set every address; `addresses` of whole arrays by name."""
         for name in _POINTERS:
             address = addresses[name]
-            setattr(self.record, name, None if address is None else address + self._offsets[name])
+            setattr(self._record, name, None if address is None else address + self._offsets[name])
         for name in _WORKSPACE:
-            setattr(self.record, name, workspace + self._layout.offsets[name])
-        for name in _SCORED:
-            seen: View | None = getattr(self._scored, name)
-            if seen is not None:
-                seen.ptr = getattr(self.record, name)
-        self._scoring.point(self._scored, (self.record.gradients,), 0)
+            setattr(self._record, name, workspace + self._layout.offsets[name])
+        self._record.lse += self._lse_before
+        if self._scores is not None:
+            self._scores.point(self._record)
 
 
 def _before(view: View, name: str, block: plan.Block, batched: bool) -> int:
@@ -194,10 +212,10 @@ class Binding(Launches):
     def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
         arrays: dict[str, View | None] = {name: getattr(views, name) for name in _POINTERS[:7]}
         arrays |= dict(zip(ARGUMENTS.results, results, strict=True))
-        self._parts = [_Part(views, problem, arrays, block) for block in plan.blocks(problem)]
-        self._maps = maps(problem, views) if self._parts else None
+        self._steps = [_Step(problem, arrays, block, stages) for block, stages in plan.steps(problem)]
+        self._maps = maps(problem, views) if self._steps else None
         self._pointers: tuple[int, ...] | None = None
-        super().__init__(*(launcher for part in self._parts for launcher in part.launchers()))
+        super().__init__(*(launcher for step in self._steps for launcher in step.launchers))
         self.workspace_bytes = plan.workspace_limit(problem)
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
@@ -207,8 +225,8 @@ class Binding(Launches):
             seen: View | None = getattr(views, name)
             addresses[name] = None if seen is None else seen.ptr
         addresses |= dict(zip(ARGUMENTS.results, results, strict=True))
-        for part in self._parts:
-            part.point(addresses, workspace)
+        for step in self._steps:
+            step.point(addresses, workspace)
         pointers = tuple(getattr(views, name).ptr for names in _MAPPED for name in names)
         if self._maps is None or pointers == self._pointers:
             return
@@ -220,8 +238,8 @@ class Binding(Launches):
             ]
             for requests, names in zip(self._maps, _MAPPED, strict=True)
         ]
-        for part in self._parts:
-            part.replace(encoded)
+        for step in self._steps:
+            step.replace(encoded)
         self._pointers = pointers
 
 

@@ -17,9 +17,11 @@ from .spec import OPERATOR, Problem
 SOURCE = "indexer_loss_dense/sm90/indexer_loss_dense.cu"
 TARGETS = ("sm_90a",)
 
-STAGES = ("mask", "lse", "target", "row_loss", "dq", "dk", "round")
-"""Launches of a call; `Stage` in config.cuh has the same. `mask` begins a batch entry and `round` ends it, the others
-come once for each block of its rows, with the scores of `indexer_logits` behind `target`."""
+_BEGIN, _EACH, _END = ("mask", "lse"), ("target", "row_loss", "dq", "dk"), ("round",)
+
+STAGES = (*_BEGIN, *_EACH, *_END)
+"""Launches of a call; `Stage` in config.cuh has the same. The first two begin a batch entry and the last one ends it,
+others come once for each block of its rows, with the scores of `indexer_logits` behind `target`."""
 
 HEADS = (16, 32, 64)
 """Heads of a row in a column tile, with those that fill it up; more heads come in several tiles."""
@@ -35,16 +37,21 @@ BLOCK_KEYS = 128
 ROW_UNIT = 4
 """Rows of the column tile with the fewest heads."""
 
-_CTAS = 132 * 8
-"""That a launch is to have at least, so that the last ones to end do not count."""
-_LEAST_CHUNK_ROWS = 16
+_MULTIPROCESSORS = 132
+"""Of the GPUs that the work is cut for."""
+_CHUNK_TILES, _SLICE_TILES = 2.5, 6.0
+"""What a CTA of stages `target` and `dk` takes for its keys, at the beginning and at the end, in column tiles."""
+_MOST_PARTS = 64
+_WAVES, _MASKED_WAVES = 3, 8
+"""CTAs of these stages for each multiprocessor, at least where so many can be; masks make some of them short."""
 _ROW_THREADS = 256
 _MOST_ROW_CTAS = 1056
 _ALIGNMENT = 128
 
 _BY_CHANNELS = ("mask", "row_loss", "dq", "dk", "round")
-_BY_TEACHER = ("lse", "target")
-_BY_HEADS = ("dq", "dk", *_BY_TEACHER)
+OF_TEACHER = ("lse", "target")
+"""Stages that work on MLA heads; others work on those of the indexer."""
+_BY_HEADS = ("dq", "dk", *OF_TEACHER)
 
 AHEAD = tuple((stage, heads) for stage in STAGES for heads in (HEADS if stage in ("dq", "dk") else HEADS[-1:]))
 """Variants of bf16, 128 and 576 channels that are compiled ahead of use: stage, heads."""
@@ -101,22 +108,56 @@ def blocks(problem: Problem) -> Iterator[Block]:
             yield Block(entry, first, min(step, scores.queries - first))
 
 
-def slices(problem: Problem) -> int:
-    """Parts of a block's rows, each of which has its own sums of dk."""
-    key_blocks = row_stride(problem) // BLOCK_KEYS
-    wanted = max(1, min(-(-_CTAS // key_blocks), block_rows(problem) // _LEAST_CHUNK_ROWS))
-    return max(1, min(wanted, SUM_BYTES // (row_stride(problem) * problem.scores.channels * 4)))
+def _part_rows(problem: Problem, heads: int, own_tiles: float, most: int) -> int:
+    """Rows of each part when a block's rows are cut into up to `most` parts, a CTA for each part and block of keys: the
+    last CTAs should not be alone for long, and few should be begun.
+
+    Args:
+        problem: the problem.
+        heads: of a row.
+        own_tiles: what a CTA takes beside its column tiles, in such tiles.
+        most: parts.
+    """
+    rows, key_blocks = max(ROW_UNIT, block_rows(problem)), row_stride(problem) // BLOCK_KEYS
+    own = tile_heads(heads)
+    tiles = _whole(heads, own) / COLUMNS  # of a row
+
+    def time(part: int) -> float:
+        waves = -(-key_blocks * -(-rows // part) // _MULTIPROCESSORS)
+        return waves * (part * tiles + own_tiles)
+
+    most = min(most, _MOST_PARTS, rows // ROW_UNIT)
+    least_waves = _MASKED_WAVES if problem.scores.masked else _WAVES
+    parts = range(min(most, -(-least_waves * _MULTIPROCESSORS // key_blocks)), most + 1)
+    return min((_whole(-(-rows // count), ROW_UNIT) for count in parts), key=time)
+
+
+def steps(problem: Problem) -> Iterator[tuple[Block, tuple[str, ...]]]:
+    """What a call does, in order: stages, and the rows that they work on."""
+    queries = problem.scores.queries
+    for block in blocks(problem):
+        whole = Block(block.entry, 0, queries)
+        if not block.first:
+            yield whole, _BEGIN
+        yield block, _EACH
+        if block.first + block.rows == queries:
+            yield whole, _END
 
 
 def slice_rows(problem: Problem) -> int:
-    """Rows of a slice."""
-    return _whole(-(-block_rows(problem) // slices(problem)), ROW_UNIT)
+    """Rows of a slice, which has sums of dk of its own."""
+    most = SUM_BYTES // (row_stride(problem) * problem.scores.channels * 4)
+    return _part_rows(problem, problem.scores.heads, _SLICE_TILES, max(1, most))
+
+
+def slices(problem: Problem) -> int:
+    """Slices of a block's rows."""
+    return max(1, -(-block_rows(problem) // slice_rows(problem)))
 
 
 def chunk_rows(problem: Problem) -> int:
     """Rows that a CTA of stage `target` takes."""
-    rows = block_rows(problem) * (row_stride(problem) // BLOCK_KEYS) // _CTAS
-    return _whole(max(_LEAST_CHUNK_ROWS, rows), ROW_UNIT)
+    return _part_rows(problem, problem.mla_heads, _CHUNK_TILES, _MOST_PARTS)
 
 
 def workspace(problem: Problem) -> Workspace:
@@ -126,7 +167,7 @@ def workspace(problem: Problem) -> Workspace:
         "sums": slices(problem) * stride * problem.scores.channels * 4,
         "target": rows * stride * 4,
         "gradients": rows * stride * 4,
-        "lse": 0 if problem.given_lse else rows * problem.mla_heads * 8,
+        "lse": 0 if problem.given_lse else problem.scores.queries * problem.mla_heads * 8,
         "states": rows * 4,
         "bounds": rows * 8,
         "largest": rows * 4,
@@ -184,14 +225,14 @@ def source(problem: Problem, arch: Arch, stage: str) -> KernelSource:
         dtype=problem.scores.dtype,
         channels=problem.scores.channels,
         mla_channels=problem.mla_channels,
-        heads=tile_heads(problem.mla_heads if stage in _BY_TEACHER else problem.scores.heads),
+        heads=tile_heads(problem.mla_heads if stage in OF_TEACHER else problem.scores.heads),
     )
 
 
 def wanted_sources(problem: Problem, arch: Arch) -> tuple[KernelSource, ...]:
     """The kernels of a call. Raises UnsupportedError."""
-    rows = {block.rows for block in blocks(problem)}
-    own = [source(problem, arch, stage) for stage in STAGES if any(ctas(problem, stage, n) for n in rows)]
+    ran = {stage for block, stages in steps(problem) for stage in stages if ctas(problem, stage, block.rows)}
+    own = [source(problem, arch, stage) for stage in STAGES if stage in ran]
     shared = [scoring.plan(problem.scores, arch)] if 0 not in problem.scores.shape else []
     return (*own, *shared)
 
@@ -233,7 +274,7 @@ def variant(
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_FP16", int(dtype == "float16" and stage != "round")),
         ("CUPYMLA_D", channels if stage in _BY_CHANNELS else CHANNELS[0]),
-        ("CUPYMLA_D_QK", mla_channels if stage in _BY_TEACHER else D_QK[-1]),
+        ("CUPYMLA_D_QK", mla_channels if stage in OF_TEACHER else D_QK[-1]),
         ("CUPYMLA_HEADS", heads if stage in _BY_HEADS else HEADS[-1]),
     )
     return KernelSource(SOURCE, OPERATOR, defines, arch.name)
