@@ -331,7 +331,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
         gradient=Gradient(
             "indexer_loss_dense",
             results={"q": "dq", "k": "dk", "weights": "dweights"},
-            cotangents={"grad_loss": "loss"},
+            cotangents={"loss": "grad_loss"},
+            own={"q": "dq", "k": "dk", "weights": "dweights"},
         ),
     ),
     _declaration(paged_indexer.LOGITS, _paged_scores),
