@@ -264,6 +264,13 @@ def test_parts_of_the_workspace_lie_apart() -> None:
     assert all(low < high and low % 128 == 0 for low, high in itertools.pairwise(places))
 
 
+@pytest.mark.parametrize(("rows", "split"), [(128, True), (2048, False), (264, False), (100, True), (300, True)])
+def test_consumers_share_keys_where_rows_are_few(rows: int, split: bool) -> None:
+    one = sized(rows, 8192)
+    assert plan.splits_keys(one, rows) == split
+    assert plan.ctas(one, "dq", rows) == (rows if split else -(-rows // 2))
+
+
 def ran(one: Problem) -> list[str]:
     return [stage for block, stages in plan.steps(one) for stage in stages if plan.ctas(one, stage, block.rows)]
 
@@ -339,11 +346,13 @@ def test_the_kernels_in_the_emulator(ending: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("mode", ["eager", "random"])
-def test_row_blocks_add_up(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks of rows, slices of them and stages that come round, with copies and products in other orders."""
+@pytest.mark.parametrize(("mode", "splits_keys"), [("eager", True), ("random", False)])
+def test_row_blocks_add_up(mode: Any, splits_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks of rows, slices of them and stages that come round, with copies and products in other orders; and
+    consumers that share their keys or have their own rows."""
     monkeypatch.setattr(plan, "BLOCK_BYTES", 8 * 640 * 8)
     monkeypatch.setattr(plan, "_part_rows", lambda *_: 4)
+    monkeypatch.setattr(plan, "splits_keys", lambda *_: splits_keys)
     case = named("stages")
     with emulated("sm_90a", 2, Settings(mode, races="hardware")) as machine:
         compare.require(machine.check("indexer_loss_dense", case))

@@ -23,20 +23,41 @@ struct DqConsumer : GradientConsumer<DqStorage> {
     const int32_t row = tile.first_row + row_in_tile;
     const float scale = operand_scale(kScaled ? params.largest[row] : 0.0f);
     begin();
+    const bool splits_keys = params.splits_keys != 0;
+    const int own = splits_keys ? 0 : warpgroup_idx;
     float products[kScores];
     Terms terms;
+    if (splits_keys && warpgroup_idx == 1) skip();
 #pragma unroll 1
     for (int stage; next(products, stage);) {
-      make_terms(products, terms, storage.gradients[stage][warpgroup_idx][row_in_tile], scale);
+      make_terms(products, terms, storage.gradients[stage][own][row_in_tile], scale);
       issue_second(terms, stage);
+      if (splits_keys) skip();
     }
-    if (static_cast<int32_t>(blockIdx.x) * kConsumers + warpgroup_idx < column_tiles(params.queries, params.heads) &&
-        row < params.queries) {
-      store(row, tile.first_head + warp * 16 % kHeads, 1.0f / scale);
-    }
+    if (splits_keys) merge();
+    const int32_t number = static_cast<int32_t>(blockIdx.x) * kConsumers + warpgroup_idx;
+    const bool stores = splits_keys ? warpgroup_idx == 0 : number < column_tiles(params.queries, params.heads);
+    if (stores && row < params.queries) store(row, tile.first_head + warp * 16 % kHeads, 1.0f / scale);
   }
 
  private:
+  // Adds what the other consumer has, of every second tile of keys.
+  __device__ __forceinline__ void merge() {
+    const int thread = static_cast<int>(threadIdx.x) % GradientWarpgroups::kWarpgroup;
+    if (warpgroup_idx == 1) {
+#pragma unroll
+      for (int i = 0; i < kD / 2; ++i) storage.merged[i][thread] = sums[i];
+      storage.merged[kD / 2][thread] = dweights[0];
+      storage.merged[kD / 2 + 1][thread] = dweights[1];
+    }
+    named_barrier_sync(1, GradientWarpgroups::kConsumerThreads);
+    if (warpgroup_idx == 1) return;
+#pragma unroll
+    for (int i = 0; i < kD / 2; ++i) sums[i] += storage.merged[i][thread];
+    dweights[0] += storage.merged[kD / 2][thread];
+    dweights[1] += storage.merged[kD / 2 + 1][thread];
+  }
+
   __device__ __forceinline__ void make_terms(const float (&products)[kScores], Terms& terms,
                                              const float (&gradients)[kTileKeys], float scale) {
     const float floor = params.relu != 0 ? 0.0f : negative_infinity();

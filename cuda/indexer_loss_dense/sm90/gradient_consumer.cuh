@@ -44,6 +44,15 @@ struct GradientConsumer {
     }
   }
 
+  // Lets go of the next tile, which is the other consumer's; does nothing where there is none.
+  __device__ __forceinline__ void skip() {
+    storage.full[ring.stage].wait(ring.full);
+    if (storage.first[ring.stage] < 0) return;
+    __syncwarp();
+    if (lane == 0) storage.free[ring.stage].arrive();
+    ring.advance();
+  }
+
   // Waits for the next tile and has its first product; false where there is none. All products before are complete.
   __device__ __forceinline__ bool next(float (&products)[kScores], int& stage) {
     stage = static_cast<int>(ring.stage);

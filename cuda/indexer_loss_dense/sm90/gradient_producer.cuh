@@ -42,7 +42,7 @@ struct GradientProducer {
       Mbarrier& full = storage.full[ring.stage];
       const uint32_t low = params.bad_keys[key / 32], high = params.bad_keys[key / 32 + 1];
       const bool clean = (low | high) == 0;
-      constexpr uint32_t kGradientBytes = sizeof(storage.gradients[0]);
+      const uint32_t gradient_bytes = sizeof(storage.gradients[0]) / (params.splits_keys != 0 ? kConsumers : 1);
       if (!clean) {
         load_keys(storage.streamed[ring.stage], storage.landed, key, true);
         land();
@@ -50,11 +50,11 @@ struct GradientProducer {
       }
       if (lane == 0) {
         storage.first[ring.stage] = key;
-        full.arrive_and_expect(kGradientBytes + (clean ? sizeof(Tile) : 0));
+        full.arrive_and_expect(gradient_bytes + (clean ? sizeof(Tile) : 0));
       }
       __syncwarp();
       if (clean) load_keys(storage.streamed[ring.stage], full, key, false);
-      if (lane < kConsumers * kRows) {
+      if (lane < (params.splits_keys != 0 ? 1 : kConsumers) * kRows) {
         const int consumer = lane / kRows, row = lane % kRows;
         const int64_t from = (consumer == 0 ? first_row[0] : first_row[1]) + row;
         bulk_load(storage.gradients[ring.stage][consumer][row], params.gradients + from * params.row_stride + key,
@@ -117,7 +117,8 @@ struct GradientProducer {
 
   // The column tile of a consumer of stage `dq`; where there is none of that number, the last one once more.
   static __device__ __forceinline__ ColumnTile dq_tile(const Parameters& params, int consumer) {
-    const int32_t number = static_cast<int32_t>(blockIdx.x) * kConsumers + consumer;
+    const int32_t first = static_cast<int32_t>(blockIdx.x);
+    const int32_t number = params.splits_keys != 0 ? first : first * kConsumers + consumer;
     return ColumnTile(min(number, column_tiles(params.queries, params.heads) - 1), params.heads);
   }
 

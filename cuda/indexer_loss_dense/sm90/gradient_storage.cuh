@@ -13,6 +13,7 @@
 // free[s]   | 8 consumer warps                      | producer warp | stage s may be refilled
 // landed    | one lane of the producer warp, with   | producer warp | a tile of which some rows have to become zero
 //           | TMA's bytes                           |               | is there
+// named 1   | 256 consumers                         | consumers     | `merged` is there (`dq`, where they share a tile)
 //
 // What is not finite must not meet a zero in a product. So the producer makes bad keys, and heads of rows that take no
 // part, zero before consumers see them. Only such tiles go through `landed`.
@@ -43,6 +44,7 @@ struct alignas(1024) DqStorage {
   Tile kept[kConsumers];     // heads
   Tile streamed[kStages];    // keys
   alignas(16) float gradients[kStages][kConsumers][kRows][kTileKeys];
+  alignas(16) float merged[kD / 2 + 2][GradientWarpgroups::kWarpgroup];  // what consumer 1 has, for consumer 0
   int32_t first[kStages];  // key of a tile; negative: there is no more
   Mbarrier kept_full, landed, full[kStages], free[kStages];
 };

@@ -52,6 +52,7 @@ struct Parameters {
   int32_t chunk_rows;    // of a CTA of stage `target`, a multiple of four
   int32_t slices;        // of the rows, in stage `dk`
   int32_t slice_rows;    // of each, a multiple of four
+  int32_t splits_keys;   // 1: consumers of a CTA of stage `dq` share a column tile; 0: each has its own
   int32_t adds;          // 0 for the first row block of a batch entry, whose sums nobody has written yet
   int32_t bf16_weights;  // 0: fp32
   int32_t causal;        // 0 or 1

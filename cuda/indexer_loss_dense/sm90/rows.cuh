@@ -33,12 +33,37 @@ __device__ __forceinline__ bool are_finite(const uint4& eight) {
 // The base of a sum of exponentials: without it, minus infinity less itself would be no number.
 __device__ __forceinline__ float base_of(float largest) { return largest == negative_infinity() ? 0.0f : largest; }
 
+// Four neighbouring keys of a row; what is not visible counts for nothing.
+struct FourKeys {
+  float scores[4], targets[4];
+  bool seen[4];
+
+  __device__ __forceinline__ FourKeys(const float* row_scores, const float* row_targets, int32_t key,
+                                      const Bounds& bounds) {
+    if (bounds.begin <= key && key + 4 <= bounds.end) {
+      const float4 score = *reinterpret_cast<const float4*>(row_scores + key);
+      const float4 target = *reinterpret_cast<const float4*>(row_targets + key);
+      scores[0] = score.x, scores[1] = score.y, scores[2] = score.z, scores[3] = score.w;
+      targets[0] = target.x, targets[1] = target.y, targets[2] = target.z, targets[3] = target.w;
+      seen[0] = seen[1] = seen[2] = seen[3] = true;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        seen[i] = bounds.begin <= key + i && key + i < bounds.end;
+        scores[i] = seen[i] ? row_scores[key + i] : negative_infinity();
+        targets[i] = seen[i] ? row_targets[key + i] : 0.0f;
+      }
+    }
+  }
+};
+
 struct RowLoss {
   const Parameters& params;
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const Bounds bounds = visible_keys(params, row);
   float* gradients = params.gradients + row * params.row_stride;
   const float* target = params.target + row * params.row_stride;
+  const int32_t first_key = (bounds.begin / 4 + static_cast<int32_t>(threadIdx.x)) * 4;
 
   struct Shared {
     double per_warp[kRowThreads / 32];  // in double: an error of a sum here would move a whole row
@@ -51,8 +76,10 @@ struct RowLoss {
     if (!bounds.is_empty()) state = take(shared, largest);
     // Products read whole tiles: there is no gradient where nothing is visible.
     const bool sound = state == kSound;
-    for (int32_t key = threadIdx.x; key < params.row_stride; key += kRowThreads) {
-      if (!sound || key < bounds.begin || key >= bounds.end) gradients[key] = 0.0f;
+    const int32_t begin = bounds.begin / 4 * 4;
+    for (int32_t key = threadIdx.x * 4; key < params.row_stride; key += kRowThreads * 4) {
+      if (sound && begin <= key && key < bounds.end) continue;
+      *reinterpret_cast<float4*>(gradients + key) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     if (threadIdx.x != 0) return;
     params.states[row] = state;
@@ -65,12 +92,20 @@ struct RowLoss {
  private:
   __device__ __forceinline__ int32_t take(Shared& shared, float& largest_gradient) {
     float largest = negative_infinity(), sum = 0.0f, mass = 0.0f;
-    for (int32_t key = bounds.begin + threadIdx.x; key < bounds.end; key += kRowThreads) {
-      const float score = gradients[key];
-      mass += target[key];
-      // fmaxf leaves NaN out; the sum has it.
-      const float grown = fmaxf(largest, score), base = base_of(grown);
-      sum = fmaf(sum, expf(largest - base), expf(score - base));
+#pragma unroll 2
+    for (int32_t key = first_key; key < bounds.end; key += kRowThreads * 4) {
+      const FourKeys keys(gradients, target, key, bounds);
+      float grown = largest;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        mass += keys.targets[i];
+        // fmaxf leaves NaN out; the sum has it.
+        grown = fmaxf(grown, keys.scores[i]);
+      }
+      const float base = base_of(grown);
+      sum *= expf(largest - base);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum += expf(keys.scores[i] - base);
       largest = grown;
     }
     mass = static_cast<float>(over_block(shared, mass, Plus{}));
@@ -86,12 +121,18 @@ struct RowLoss {
     const float slope = params.grad_loss == nullptr ? 1.0f : params.grad_loss[row * params.grad_loss_query];
 
     float loss = 0.0f, most = 0.0f;
-    for (int32_t key = bounds.begin + threadIdx.x; key < bounds.end; key += kRowThreads) {
-      const float log_softmax = gradients[key] - base - log_sum, p = target[key] / divisor;
-      if (p != 0.0f) loss += p * (logf(p) - log_softmax);
-      const float gradient = (whole * expf(log_softmax) - p) * slope;
-      gradients[key] = gradient;
-      most = fmaxf(most, fabsf(gradient));
+#pragma unroll 2
+    for (int32_t key = first_key; key < bounds.end; key += kRowThreads * 4) {
+      const FourKeys keys(gradients, target, key, bounds);
+      float own[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float log_softmax = keys.scores[i] - base - log_sum, p = keys.targets[i] / divisor;
+        if (p != 0.0f) loss += p * (logf(p) - log_softmax);
+        own[i] = keys.seen[i] ? (whole * expf(log_softmax) - p) * slope : 0.0f;
+        most = fmaxf(most, fabsf(own[i]));
+      }
+      store_float4(gradients + key, own);
     }
     const double total = over_block(shared, loss, Plus{}) + static_cast<double>(whole) * left_out;
     if (threadIdx.x == 0) params.loss[row * params.loss_query] = static_cast<float>(total);

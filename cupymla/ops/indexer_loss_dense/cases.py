@@ -128,6 +128,8 @@ LARGE: tuple[DenseCase, ...] = (
     _case(600, 1000, 64, 128, "large", "large"),
     _case(300, 1500, 32, 64, "large_causal", "large", causal=True, q_start=1200, given_lse=True),
     _case(200, 1300, 16, 16, "large_fp16", "large", dtype="fp16", limits="windows"),
+    # So many rows that each consumer has its own, an odd number of column tiles.
+    _small(530, 300, "large_many_rows", "large", causal=True),
 )
 """For a GPU alone: CTAs that take several tiles of rows, and slices of them."""
 

@@ -49,7 +49,7 @@ class Parameters(ctypes.Structure):
         *((f"{name}_{axis}", ctypes.c_int64) for name, axes in _AXES.items() for axis in axes),
         *((name, ctypes.c_int64) for name in ("row_stride", "q_start", "k_stride")),
         *((name, ctypes.c_int32) for name in ("batch", "first_query", "queries", "keys", "heads", "mla_heads")),
-        *((name, ctypes.c_int32) for name in ("chunk_rows", "slices", "slice_rows", "adds")),
+        *((name, ctypes.c_int32) for name in ("chunk_rows", "slices", "slice_rows", "splits_keys", "adds")),
         *((name, ctypes.c_int32) for name in ("bf16_weights", "causal", "relu", "dk_type")),
         *((name, ctypes.c_float) for name in ("scale_log2", "unit", "unit_rest")),
     )
@@ -72,6 +72,7 @@ def filled(problem: Problem, block: plan.Block, arrays: Mapping[str, View | None
         chunk_rows=plan.chunk_rows(problem),
         slices=plan.slices(problem),
         slice_rows=plan.slice_rows(problem),
+        splits_keys=int(plan.splits_keys(problem, block.rows)),
         adds=int(block.first > 0),
         bf16_weights=int(problem.weights_dtype == "bfloat16"),
         causal=int(options.causal),

@@ -191,10 +191,16 @@ def tile_heads(heads: int) -> int:
     return next((fitting for fitting in HEADS if heads <= fitting), HEADS[-1])
 
 
-def _column_ctas(rows: int, heads: int) -> int:
-    """CTAs of two column tiles each."""
+def _column_tiles(rows: int, heads: int) -> int:
     own = tile_heads(heads)
-    return -(-(-(-rows // (COLUMNS // own)) * -(-heads // own)) // 2)
+    return -(-rows // (COLUMNS // own)) * -(-heads // own)
+
+
+def splits_keys(problem: Problem, rows: int) -> bool:
+    """Whether a CTA of stage `dq` has one column tile, whose keys its two consumers share, and not two: where two would
+    leave multiprocessors without a CTA."""
+    tiles = _column_tiles(rows, problem.scores.heads)
+    return -(-tiles // _MULTIPROCESSORS) < 2 * -(-tiles // (2 * _MULTIPROCESSORS))
 
 
 def ctas(problem: Problem, stage: str, rows: int) -> int:
@@ -209,11 +215,12 @@ def ctas(problem: Problem, stage: str, rows: int) -> int:
     if stage == "row_loss":
         return _whole(rows, ROW_UNIT)
     if stage == "dq":
-        return _column_ctas(rows, scores.heads)
+        tiles = _column_tiles(rows, scores.heads)
+        return tiles if splits_keys(problem, rows) else -(-tiles // 2)
     if not scores.keys or (stage == "lse" and problem.given_lse):
         return 0
     if stage == "lse":
-        return _column_ctas(rows, problem.mla_heads)
+        return -(-_column_tiles(rows, problem.mla_heads) // 2)
     return key_blocks * -(-rows // chunk_rows(problem))
 
 
