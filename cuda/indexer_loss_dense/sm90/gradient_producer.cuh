@@ -36,11 +36,18 @@ struct GradientProducer {
     }
     storage.kept_full.arrive();
     const uint64_t l2_policy = l2_policy_evict_first();
+    uint32_t own_bits = 0;  // of 32 keys: sixteen tiles' are loaded at a time
 #pragma unroll 1
-    for (int32_t key = any.begin / kTileKeys * kTileKeys; key < any.end; key += kTileKeys) {
+    for (int32_t tile = any.begin / kTileKeys, from = tile; tile * kTileKeys < any.end; ++tile) {
+      const int32_t key = tile * kTileKeys, word = (tile - from) % 16 * 2;
+      if (word == 0) {
+        const int32_t own = key / 32 + lane;
+        own_bits = own * 32 < params.row_stride ? params.bad_keys[own] : 0;
+      }
+      const uint32_t low = __shfl_sync(0xffffffffu, own_bits, word);
+      const uint32_t high = __shfl_sync(0xffffffffu, own_bits, word + 1);
       storage.free[ring.stage].wait(ring.free());
       Mbarrier& full = storage.full[ring.stage];
-      const uint32_t low = params.bad_keys[key / 32], high = params.bad_keys[key / 32 + 1];
       const bool clean = (low | high) == 0;
       const uint32_t gradient_bytes = sizeof(storage.gradients[0]) / (params.splits_keys != 0 ? kConsumers : 1);
       if (!clean) {
@@ -56,8 +63,8 @@ struct GradientProducer {
       if (clean) load_keys(storage.streamed[ring.stage], full, key, false);
       if (lane < (params.splits_keys != 0 ? 1 : kConsumers) * kRows) {
         const int consumer = lane / kRows, row = lane % kRows;
-        const int64_t from = (consumer == 0 ? first_row[0] : first_row[1]) + row;
-        bulk_load(storage.gradients[ring.stage][consumer][row], params.gradients + from * params.row_stride + key,
+        const int64_t from_row = (consumer == 0 ? first_row[0] : first_row[1]) + row;
+        bulk_load(storage.gradients[ring.stage][consumer][row], params.gradients + from_row * params.row_stride + key,
                   kTileKeys * sizeof(float), full, l2_policy);
       }
       finish();
@@ -77,40 +84,41 @@ struct GradientProducer {
     const float scale = operand_scale(kScaled ? *params.largest_term : 0.0f);
     const uint64_t l2_policy = l2_policy_evict_first();
     RowGroups groups(params, {first_key, first_key + kBlockKeys}, first_row, first_row + params.slice_rows);
-    for (int32_t row; groups.next(row);) {
-      const uint32_t missing = left_out(row);
-      const uint32_t spoilt = __ballot_sync(0xffffffffu, lane < kRows && params.states[row + lane % kRows] == kSpoilt);
-#pragma unroll 1
-      for (int32_t head = 0; head < params.heads; head += kHeads) {
-        storage.free[ring.stage].wait(ring.free());
-        Mbarrier& full = storage.full[ring.stage];
-#pragma unroll
-        for (int i = 0; i < kColumns / 32; ++i) {
-          const int column = i * 32 + lane, own_head = head + column % kHeads;
-          const bool there = own_head < params.heads && (missing >> column / kHeads & 1u) == 0;
-          storage.weights[ring.stage][column] =
-              there ? weight_of(params, row + column / kHeads, own_head) * scale : 0.0f;
-        }
-        constexpr uint32_t kGradientBytes = sizeof(storage.gradients[0]);
-        if (missing != 0) {
-          load_heads(storage.streamed[ring.stage], storage.landed, row, head, true);
-          land();
-          zero_left_out(storage.streamed[ring.stage], missing);
-        }
-        if (lane == 0) {
-          storage.first[ring.stage] = row;
-          storage.spoilt[ring.stage] = spoilt;
-          full.arrive_and_expect(kGradientBytes + (missing == 0 ? sizeof(Tile) : 0));
-        }
-        __syncwarp();
-        if (missing == 0) load_heads(storage.streamed[ring.stage], full, row, head, false);
-        if (lane < kRows) {
-          bulk_load(storage.gradients[ring.stage][lane],
-                    params.gradients + (row + lane) * params.row_stride + first_key, kBlockKeys * sizeof(float), full,
-                    l2_policy);
-        }
-        finish();
+    RowGroup group;
+    bool there = groups.next<true>(group);
+    Weights weights = load_weights(group, 0, there);
+    for (int32_t head = 0; there;) {
+      storage.free[ring.stage].wait(ring.free());
+      Mbarrier& full = storage.full[ring.stage];
+      constexpr uint32_t kGradientBytes = sizeof(storage.gradients[0]);
+      const bool clean = group.left_out == 0;
+      if (!clean) {
+        load_heads(storage.streamed[ring.stage], storage.landed, group.first_row, head, true);
+        land();
+        zero_left_out(storage.streamed[ring.stage], group.left_out);
       }
+      if (lane == 0) {
+        storage.first[ring.stage] = group.first_row;
+        storage.spoilt[ring.stage] = group.spoilt;
+        full.arrive_and_expect(kGradientBytes + (clean ? sizeof(Tile) : 0));
+      }
+      __syncwarp();
+      if (clean) load_heads(storage.streamed[ring.stage], full, group.first_row, head, false);
+      if (lane < kRows) {
+        bulk_load(storage.gradients[ring.stage][lane],
+                  params.gradients + (group.first_row + lane) * params.row_stride + first_key,
+                  kBlockKeys * sizeof(float), full, l2_policy);
+      }
+#pragma unroll
+      for (int i = 0; i < kColumns / 32; ++i) storage.weights[ring.stage][i * 32 + lane] = weights.of[i] * scale;
+      finish();
+      // Those of the next tile are under way while its stage is waited for.
+      head += kHeads;
+      if (head >= params.heads) {
+        head = 0;
+        there = groups.next<true>(group);
+      }
+      weights = load_weights(group, head, there);
     }
     end();
   }
@@ -123,6 +131,22 @@ struct GradientProducer {
   }
 
  private:
+  // A lane's weights of a column tile; 0 for heads that only fill up and rows that take no part.
+  struct Weights {
+    float of[kColumns / 32];
+  };
+
+  __device__ __forceinline__ Weights load_weights(const RowGroup& group, int32_t first_head, bool there) const {
+    Weights weights;
+#pragma unroll
+    for (int i = 0; i < kColumns / 32; ++i) {
+      const int column = i * 32 + lane, row = column / kHeads, head = first_head + column % kHeads;
+      const bool counts = there && head < params.heads && (group.left_out >> row & 1u) == 0;
+      weights.of[i] = counts ? weight_of(params, group.first_row + row, head) : 0.0f;
+    }
+    return weights;
+  }
+
   // Rows of the group that take no part in products, a bit each.
   __device__ __forceinline__ uint32_t left_out(int32_t row) const {
     return __ballot_sync(0xffffffffu, lane < kRows && params.states[row + lane % kRows] != kSound);

@@ -37,32 +37,33 @@ struct TeacherProducer {
   // This CTA's keys, then the heads of those of its rows that see some of them.
   __device__ __forceinline__ void run_target(int32_t first_key, int32_t first_row) {
     RowGroups groups(params, {first_key, first_key + kBlockKeys}, first_row, first_row + params.chunk_rows);
-    int32_t row;
-    if (!groups.next(row)) return end();
+    RowGroup group;
+    if (!groups.next<false>(group)) return end();
     for (int consumer = 0; consumer < kConsumers; ++consumer) load_keys(first_key + consumer * kTileKeys);
     do {
 #pragma unroll 1
-      for (int32_t head = 0; head < params.mla_heads; head += kHeads) load_heads(row, head);
-    } while (groups.next(row));
+      for (int32_t head = 0; head < params.mla_heads; head += kHeads) load_heads(group.first_row, head);
+    } while (groups.next<false>(group));
     end();
   }
 
  private:
   __device__ __forceinline__ void load_heads(int32_t row, int32_t head) {
     storage.free[ring.stage].wait(ring.free());
-    if constexpr (kStage == kTarget) {
-#pragma unroll
-      for (int i = 0; i < kColumns / 32; ++i) {
-        const int column = i * 32 + lane;
-        storage.lse[ring.stage][column] = lse_of(row + column / kHeads, head + column % kHeads);
-      }
-    }
     if (lane == 0) {
       storage.streamed[ring.stage] = {row, params.mla_heads - head};
       storage.full[ring.stage].arrive_and_expect(sizeof(storage.tiles[0]));
       for (int tile = 0; tile < TeacherConfig::kKeyTiles; ++tile) {
         tma_load_4d(storage.tiles[ring.stage][tile], heads_map, storage.full[ring.stage], tile * 64, head,
                     params.first_query + row, params.batch);
+      }
+    }
+    // Behind the copies: these loads are waited for here.
+    if constexpr (kStage == kTarget) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 32; ++i) {
+        const int column = i * 32 + lane;
+        storage.lse[ring.stage][column] = lse_of(row + column / kHeads, head + column % kHeads);
       }
     }
     finish();
