@@ -24,6 +24,7 @@ __all__ = [
     "indexer_k_quant_and_cache",
     "indexer_logits",
     "indexer_loss",
+    "indexer_loss_dense",
     "indexer_topk",
     "matrix_bd",
     "merge_attention",

@@ -261,7 +261,7 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
 
     monkeypatch.setattr(ahead, "precompile", note)
     hopper_alone = {"indexer_logits", "indexer_loss", "indexer_bwd", "indexer_topk", "paged_indexer_topk"}
-    hopper_alone |= {"sparse_mla_decode"}
+    hopper_alone |= {"indexer_loss_dense", "sparse_mla_decode"}
     for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100f", hopper_alone)):
         asked.clear()
         said = printed(capsys, "precompile", "--arch", target)

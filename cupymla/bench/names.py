@@ -117,6 +117,11 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         lambda size: f"{_logits(size)}, top {size['k']}",
         {"det": "deterministic"},
     ),
+    "indexer_loss_dense": _Spelling(
+        r"(?P<dtype>bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_q(?P<q>\d+)_d(?P<d_qk>\d+)_t(?P<t>\d+)_l(?P<l>\d+)",
+        lambda size: f"{_logits(size)}, {_count(size['q'], 'MLA head')} of {size['d_qk']}",
+        {"lse": "MLA lse given", "causal": "causal"},
+    ),
     "paged_indexer_topk": _Spelling(
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)(_d(?P<d>\d+))?_b(?P<b>\d+)_n(?P<n>\d+)_l(?P<l>\d+)_k(?P<k>\d+)",
         _paged_keys,

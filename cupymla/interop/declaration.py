@@ -75,6 +75,9 @@ class Gradient:
         results: of it, by the forward's argument that they are the gradient of.
         cotangents: its arguments that are gradients of the forward's results, by the result's name.
         scaled: the forward's results that it takes, each row times the gradient of another result, by whose name.
+        own: the forward's own results that are the gradients of the sum of its one result of `cotangents`, by argument:
+            where the gradient of that result is the same number everywhere, these are scaled, and nothing is computed
+            anew. Not where the forward is given an argument of `cotangents`, which they would be times.
         options: its options that the forward takes on its behalf, with their defaults.
     """
 
@@ -83,6 +86,11 @@ class Gradient:
     cotangents: Mapping[str, str] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
     scaled: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def may_scale(self, given: Iterable[str]) -> bool:
+        """Whether a call with these arguments, by name, has returned its gradients but for a factor."""
+        return bool(self.own) and set(self.cotangents.values()).isdisjoint(given)
 
     @property
     def through(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_bwd.spec import ARGUMENTS as INDEXER_BWD
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.indexer_loss.spec import ARGUMENTS as INDEXER_LOSS
+from ..ops.indexer_loss_dense.spec import ARGUMENTS as INDEXER_LOSS_DENSE
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
 from ..ops.merge_attention.spec import ARGUMENTS as MERGE_ATTENTION
 from ..ops.mla import D_V
@@ -208,6 +209,10 @@ def _index_gradients(arrays: Arrays, options: Options) -> Results:
     return {"dq": arrays["q"], "dk": Facts(k.shape, options["dk_dtype"] or k.dtype), "dweights": arrays["weights"]}
 
 
+def _dense_loss(arrays: Arrays, options: Options) -> Results:
+    return {"loss": Facts(arrays["q"].shape[:-2], "float32"), **_index_gradients(arrays, options)}
+
+
 def _paged_scores(arrays: Arrays, options: Options) -> Results:
     room = arrays["block_tables"].shape[1] * arrays["k_cache"].shape[1]
     return {"logits": Facts((*arrays["q"].shape[:2], room), "float32")}
@@ -318,6 +323,18 @@ DECLARATIONS: tuple[Declaration, ...] = (
         ),
     ),
     _declaration(INDEXER_BWD, _index_gradients, replayable=False, batching=Batching("q", 3, ("k",))),
+    _declaration(
+        INDEXER_LOSS_DENSE,
+        _dense_loss,
+        replayable=False,
+        batching=Batching("q", 3, ("k", "mla_kv")),
+        gradient=Gradient(
+            "indexer_loss_dense",
+            results={"q": "dq", "k": "dk", "weights": "dweights"},
+            cotangents={"loss": "grad_loss"},
+            own={"q": "dq", "k": "dk", "weights": "dweights"},
+        ),
+    ),
     _declaration(paged_indexer.LOGITS, _paged_scores),
     _declaration(paged_indexer.ARGUMENTS, _selected_keys, varies=True, replayable=False),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),

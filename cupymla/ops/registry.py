@@ -162,6 +162,12 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(KernelEntry("indexer_bwd", "sm_90a"),),
     ),
     OperatorEntry(
+        "indexer_loss_dense",
+        "lightning indexer: warm-up towards dense attention, with gradients",
+        kernels=(KernelEntry("indexer_loss_dense", "sm_90a"),),
+        made_of=("attn_dist", "indexer_logits"),
+    ),
+    OperatorEntry(
         "topk",
         "exact, reproducible top-k of each row",
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),

@@ -32,6 +32,7 @@ __all__ = [
     "indexer_topk",
     "indexer_loss",
     "indexer_bwd",
+    "indexer_loss_dense",
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
@@ -407,6 +408,22 @@ def indexer_bwd(
     """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 
     `cupymla.indexer_bwd` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def indexer_loss_dense(
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], mla_q: Array | NDArray[Any],
+    mla_kv: Array | NDArray[Any], *, mla_lse: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None,
+    grad_loss: Array | NDArray[Any] | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+    sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e", relu: bool = True,
+    dk_dtype: Literal['float32'] | None = None,
+) -> tuple[Array, Array, Array, Array]:
+    """The KL divergence of the indexer's softmax over all visible keys from dense MLA attention, with its gradients.
+
+    `cupymla.indexer_loss_dense` for JAX arrays, traced or not; see there for the arguments.
+
+    Differentiable in q, k, weights.
     """
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import jax
@@ -188,6 +188,8 @@ def _differentiable(declaration: Declaration, names: Names, options: Options, gr
     # What a gradient of the gradient would have to pass through.
     first = _once(flat, declaration)
     kept = [name for name in declaration.outputs if name in declared(gradient.backward).arrays]
+    if gradient.may_scale(names):
+        kept += gradient.own.values()
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         moving = [name for name, primal in zip(names, primals, strict=True) if primal.perturbed]
@@ -251,6 +253,32 @@ def _gradients(
         )
     if not live:
         return {}
+    if not gradient.may_scale(saved):
+        return _gradients_anew(declaration, gradient, options, saved, slopes, live)
+    (name,) = live
+    slope = slopes[name]
+    first = slope.reshape(-1)[:1]
+
+    def scaled() -> dict[str, Any]:
+        """Of a slope that is the same everywhere, as of a sum or a mean."""
+        return {name: (saved[own] * first.sum()).astype(saved[name].dtype) for name, own in gradient.own.items()}
+
+    def anew() -> dict[str, Any]:
+        return _gradients_anew(declaration, gradient, options, saved, slopes, live)
+
+    made: dict[str, Any] = jax.lax.cond(jnp.all(slope == first), scaled, anew)
+    return made
+
+
+def _gradients_anew(
+    declaration: Declaration,
+    gradient: Gradient,
+    options: dict[str, Plain],
+    saved: Mapping[str, Any],
+    slopes: Mapping[str, Any],
+    live: Collection[str],
+) -> dict[str, Any]:
+    """The same by the gradient's function, through the results in `live`."""
     known = {**saved, **{argument: slopes[name] for name, argument in gradient.cotangents.items() if name in live}}
     known |= {name: saved[name] * slopes[by][..., None] for name, by in gradient.scaled.items()}
     backward = declared(gradient.backward)
@@ -259,7 +287,11 @@ def _gradients(
     made = _once(_flat(backward, tuple(given), chosen), declaration)(*given.values())
     facts = {name: _facts(backward, name, array) for name, array in given.items()}
     by_result = dict(zip(backward.results(facts, dict(chosen)), made, strict=True))
-    return {name: by_result[result] for name, result in gradient.results.items() if result in by_result}
+    return {
+        name: by_result[result].astype(saved[name].dtype)
+        for name, result in gradient.results.items()
+        if result in by_result
+    }
 
 
 # The public face -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ __all__ = [
     "indexer_topk",
     "indexer_loss",
     "indexer_bwd",
+    "indexer_loss_dense",
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
@@ -369,6 +370,20 @@ def indexer_bwd(
     """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 
     `cupymla.indexer_bwd` as a torch operator; see there for the arguments.
+    """
+
+
+def indexer_loss_dense(
+    q: Tensor, k: Tensor, weights: Tensor, mla_q: Tensor, mla_kv: Tensor, *, mla_lse: Tensor | None = None,
+    starts: Tensor | None = None, ends: Tensor | None = None, grad_loss: Tensor | None = None,
+    causal: bool = False, q_start: int = 0, k_stride: int = 1, sm_scale: float | None = None,
+    lse_base: Literal['e', '2'] = "e", relu: bool = True, dk_dtype: Literal['float32'] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The KL divergence of the indexer's softmax over all visible keys from dense MLA attention, with its gradients.
+
+    `cupymla.indexer_loss_dense` as a torch operator; see there for the arguments.
+
+    Differentiable in q, k, weights.
     """
 
 

@@ -28,7 +28,8 @@ def remember(declaration: Declaration) -> Callable[..., None]:
         arrays = dict(zip(declaration.arrays, inputs, strict=False))
         given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
         gradient.require_known(declaration.name, (name for name, tensor in given.items() if tensor.requires_grad))
-        given |= {name: results[name] for name in wanted}
+        own = gradient.own.values() if gradient.may_scale(given) else ()
+        given |= {name: results[name] for name in (*wanted, *own)}
         ctx.names = tuple(given)
         ctx.options = dict(keyword_only_inputs)
         ctx.save_for_backward(*given.values())
@@ -45,6 +46,9 @@ def backward_of(declaration: Declaration, gradient: Gradient) -> Callable[..., t
         grads: dict[str, Any] = {}
         if live:
             known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+            scaled = _scaled(declaration.name, gradient, known, live)
+            if scaled is not None:
+                return tuple(scaled.get(name) for name in declaration.arrays)
             known |= {
                 argument: live[name].contiguous() for name, argument in gradient.cotangents.items() if name in live
             }
@@ -58,6 +62,36 @@ def backward_of(declaration: Declaration, gradient: Gradient) -> Callable[..., t
         return tuple(grads.get(name) for name in declaration.arrays)
 
     return run
+
+
+def _scaled(
+    name: str, gradient: Gradient, known: Mapping[str, Any], live: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """The gradients that the forward has returned, times the number that the cotangent is everywhere; None where it is
+    not the same, or where there is no telling."""
+    if not gradient.may_scale(known):
+        return None
+    (slope,) = live.values()
+    if not slope.numel():
+        return None
+    factor = slope[(0,) * slope.dim()]
+    if not _is_everywhere(factor, slope):
+        return None
+    made = _once(name, [known[result] * factor for result in gradient.own.values()], known.values())
+    return dict(zip(gradient.own, made, strict=True))
+
+
+def _is_everywhere(number: Any, tensor: Any) -> bool:
+    """Whether all elements are this one of them: by their strides, as behind a sum, else by their values. For these the
+    host waits, which costs less than what is not computed; nobody can wait in a trace, a transform or a capture."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    if not any(stride for extent, stride in strides if extent > 1):
+        return True
+    if type(tensor) is not torch.Tensor or torch.compiler.is_compiling() or transformed():
+        return False
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return bool((tensor == number).all())
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
