@@ -90,14 +90,14 @@ class Bridge:
         imports: lines of its stub.
         given: the type of arrays that it takes.
         made: the type of those that it returns.
-        further: public names beside the declared functions.
+        further: public names beside the declared functions, by the module that has them.
     """
 
     module: str
     imports: tuple[str, ...]
     given: str
     made: str
-    further: tuple[str, ...]
+    further: Mapping[str, str]
 
 
 BRIDGES = (
@@ -106,9 +106,20 @@ BRIDGES = (
         ("from jax import Array", "from numpy.typing import NDArray"),
         "Array | NDArray[Any]",
         "Array",
-        ("causal_indices", "export_checks", "register"),
+        {
+            "causal_indices": "functions",
+            "dsa_attention": "training",
+            "export_checks": "functions",
+            "register": "functions",
+        },
     ),
-    Bridge("cupymla.interop.torch", ("from torch import Tensor",), "Tensor", "Tensor", ("register",)),
+    Bridge(
+        "cupymla.interop.torch",
+        ("from torch import Tensor",),
+        "Tensor",
+        "Tensor",
+        {"dsa_attention": "training", "register": "functions"},
+    ),
 )
 
 _ARRAYS = ("NDArray[Any]", "_Array")
@@ -282,7 +293,7 @@ def _bridged(bridge: Bridge, declaration: Declaration) -> Iterator[str]:
 def bridged(bridge: Bridge) -> str:
     """The stub of a bridge. Raises ImportError without its framework."""
     lines = [_HEAD, "from typing import Any, Literal, overload", "", *bridge.imports, ""]
-    lines += [f"from .functions import {name} as {name}" for name in bridge.further]
+    lines += [f"from .{module} import {name} as {name}" for name, module in bridge.further.items()]
     lines += ["", *_all([*bridge.further, *(declaration.name for declaration in DECLARATIONS)])]
     for declaration in DECLARATIONS:
         lines += _bridged(bridge, declaration)

@@ -102,7 +102,8 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 # Files that no GPU has run, with the operators whose kernels they are for: once evidence has one, its file is due.
-NEVER_RAN: dict[str, tuple[str, ...]] = {}
+# That of a function of several operators, whose kernels have run without it, names none.
+NEVER_RAN: dict[str, tuple[str, ...]] = {"tests/interop/test_dsa_attention.py": ()}
 
 
 def test_every_file_is_on_record() -> None:

@@ -285,6 +285,57 @@ def dsa_layer() -> None:
             assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (option, one.shape)
 
 
+def dsa_attention() -> None:
+    """MLA heads over four devices and all of the indexer on each: outputs and gradients of one device. Rows whose
+    selection differs between devices are told, and no others."""
+    names = ("q", "kv", "iq", "ik", "iw", "attn_sink", "loss_weight")
+    arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
+    rng = np.random.default_rng(5)
+    arrays["iq"] = jnp.asarray(rng.standard_normal((32, 2, 64)), jnp.bfloat16)
+    arrays["ik"] = jnp.asarray(rng.standard_normal((64, 64)), jnp.bfloat16)
+    arrays["iw"] = jnp.asarray(rng.standard_normal((32, 2)), jnp.float32)
+    arrays["loss_weight"] = jnp.asarray(rng.random(32), jnp.float32)
+    mesh = jax.make_mesh((DEVICES,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
+    heads = jax.P(None, "heads")
+    specs = {**dict.fromkeys(arrays, jax.P()), "q": heads, "attn_sink": jax.P("heads")}
+    slope = jnp.asarray(rng.standard_normal((32, 4, 512)), jnp.float32)
+
+    def gradients(attention: Any, arrays: dict[str, Any]) -> Any:
+        def total(moving: dict[str, Any]) -> Any:
+            out, lse, aux = attention({**arrays, **moving})
+            return (out.astype(jnp.float32) * slope).sum() + aux.sum(), (out, lse)
+
+        return jax.jit(jax.grad(total, has_aux=True))({name: arrays[name] for name in names})
+
+    def local(given: dict[str, Any]) -> Any:
+        return mla.dsa_attention(**given, axis_name="heads", check_ranks=True)
+
+    spread = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=(heads, heads, jax.P()))
+    one, results = gradients(lambda given: mla.dsa_attention(**given), arrays)
+    four, results_4 = gradients(spread, arrays)
+    for name in ("q", "attn_sink"):
+        np.testing.assert_array_equal(np.asarray(four[name]), np.asarray(one[name]), err_msg=name)
+    for whole, parts in zip(results, results_4, strict=True):
+        np.testing.assert_array_equal(np.asarray(parts, np.float32), np.asarray(whole, np.float32))
+    for name in ("iq", "ik", "iw", "loss_weight", "kv"):
+        whole, parts = (np.asarray(grads[name], np.float32) for grads in (one, four))
+        # Distributions are float32 sums in another order; of kv four bfloat16 shares are added in bfloat16.
+        unit = {"kv": 8 * UNIT, "iq": UNIT, "ik": UNIT}.get(name, 2.0**-16)
+        np.testing.assert_allclose(parts, whole, rtol=unit, atol=unit * np.abs(whole).max() / 4, err_msg=name)
+
+    def differing(given: dict[str, Any]) -> Any:
+        other = given["indices"].at[3, 2].add(jax.lax.axis_index("heads"))
+        weights = jax.lax.pcast(given["loss_weight"], "heads", to="varying")
+
+        def total(loss_weight: Any) -> Any:
+            return local({**given, "indices": other, "loss_weight": loss_weight})[2].sum()
+
+        return jax.grad(total)(weights)
+
+    losses = jax.shard_map(differing, mesh=mesh, in_specs=(specs,), out_specs=jax.P("heads"))(arrays)
+    np.testing.assert_array_equal(np.isnan(np.asarray(losses).reshape(DEVICES, -1)), [np.arange(32) == 3] * DEVICES)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "plain": lambda: compare((), {}),
     "causal": lambda: compare((), {"causal": True, "q_start": 16, "k_stride": 2}),
@@ -297,6 +348,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "explicit_outside": explicit_outside,
     "scaling": scaling,
     "dsa_layer": dsa_layer,
+    "dsa_attention": dsa_attention,
     "gpus": forward_on_gpus,
 }
 

@@ -50,9 +50,9 @@ def require_right(what: str, told: list[tuple[list[str], str]]) -> None:
 
 ON_DEVICES = (
     *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
-    *("explicit", "explicit_problems", "explicit_outside", "scaling", "dsa_layer"),
+    *("explicit", "explicit_problems", "explicit_outside", "scaling", "dsa_layer", "dsa_attention"),
 )
-ON_RANKS = ("plain", "causal", "batch")
+ON_RANKS = ("plain", "causal", "batch", "dsa_attention")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import checkpoint as checkpoints
 
-from cupymla import UnsupportedError
+from cupymla import InputError, UnsupportedError
 from cupymla.interop import torch as mla
 from cupymla.interop.torch import parallel
 
@@ -80,6 +80,49 @@ def compare(batch: tuple[int, ...], options: dict[str, Any]) -> None:
         assert torch.equal(parallel.attn_dist(*parts, **dist_options), target.chunk(ranks)[rank])
 
 
+def dsa_attention() -> None:
+    """This rank's heads and all of the indexer: gradients of the whole. A selection of its own is refused."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = {name: array for name, array in arguments(()).items() if name != "topk_length"}
+    whole |= {"iq": torch.randn(32, 2, 64).bfloat16(), "ik": torch.randn(64, 64).bfloat16()}
+    whole |= {"iw": torch.randn(32, 2), "loss_weight": torch.rand(32)}
+    axes = {"q": 1, "attn_sink": 0}
+    mine = {n: a.chunk(ranks, axes[n])[rank].clone() if n in axes else a.clone() for n, a in whole.items()}
+    for given in (whole, mine):
+        for name, array in given.items():
+            array.requires_grad_(name != "indices")
+    slope = torch.randn(32, 4, 512)
+
+    def step(given: dict[str, Any], slope: Any, **options: Any) -> None:
+        out, _, aux = mla.dsa_attention(**given, **options)
+        ((out.float() * slope).sum() + aux.sum()).backward()
+
+    step(whole, slope)
+    own = {"group": dist.group.WORLD}
+    for run in (step, torch.compile(step, backend="aot_eager")):
+        for array in mine.values():
+            array.grad = None
+        run(mine, slope.chunk(ranks, 1)[rank], **own)
+        shares = mine["kv"].grad.float()
+        dist.all_reduce(shares)
+        for name, array in whole.items():
+            if name == "indices":
+                continue
+            grad = array.grad.chunk(ranks, axes[name])[rank] if name in axes else array.grad
+            got = shares if name == "kv" else mine[name].grad.float()
+            # Distributions are float32 sums in another order, results are rounded once; of kv each rank's share is.
+            unit = 2.0**-16 if array.dtype == torch.float32 else 2 * UNIT
+            torch.testing.assert_close(got, grad.float(), rtol=unit, atol=unit * float(grad.abs().max()) / 4)
+    mla.dsa_attention(**mine, **own, check_ranks=True)
+    other = {**mine, "indices": mine["indices"] + (torch.arange(9) == 4).int() * rank}
+    try:
+        mla.dsa_attention(**other, **own, check_ranks=True)
+    except InputError as refused:
+        assert refused.argument == "indices"
+    else:
+        raise AssertionError("another selection was not seen")
+
+
 def forward_on_gpu() -> None:
     """This rank's GPU has its share; the whole is computed on it as well."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -97,6 +140,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "plain": lambda: compare((), {}),
     "causal": lambda: compare((), {"causal": True, "q_start": 16}),
     "batch": lambda: compare((2,), {"causal": True, "q_start": 16}),
+    "dsa_attention": dsa_attention,
     "gpu": forward_on_gpu,
 }
 

@@ -49,6 +49,8 @@ def right_in_bridges(x: Host, t: torch.Tensor) -> None:
     assert_type(in_torch.attn_dist(t, t, t, t), torch.Tensor)
     in_torch.sparse_mla_bwd(t, t, t, t, t, t, return_attn_dist=True)[2]
     in_torch.nvfp4_gemv(t, t, t, t, alpha=0.5)
+    in_torch.dsa_attention(t, t, t, t, t, t, loss_weight=0.5)[2]
+    in_jax.dsa_attention(x, x, x, x, x, x, loss_weight=x, axis_name="heads")[2]
     in_jax.topk(x, 3)[1]
     in_jax.causal_indices
 
@@ -84,5 +86,7 @@ def wrong_in_bridges(x: Host, t: torch.Tensor) -> None:
     in_torch.topk(t, 3, stream=None)  # wrong
     in_jax.sparse_mla_fwd(x, x, x, stream=None)  # wrong
     in_jax.topk(x, 4, order="value")  # wrong
+    in_jax.dsa_attention(x, x, x, x, x, x)  # wrong
+    in_torch.dsa_attention(t, t, t, t, t, t, loss_weight=t, lse_base="10")  # wrong
     in_torch.sparse_mla_fwd("q", t, t)  # wrong to pyright
     in_jax.topk([1.0], 4)  # wrong to pyright

@@ -17,8 +17,9 @@ from typing import Any
 
 from ..table import DECLARATIONS, declared
 from .functions import causal_indices, export_checks, public, register
+from .training import dsa_attention
 
-__all__ = ["causal_indices", "export_checks", "register"]
+__all__ = ["causal_indices", "dsa_attention", "export_checks", "register"]
 __all__ += [entry.name for entry in DECLARATIONS]
 
 

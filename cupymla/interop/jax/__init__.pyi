@@ -5,11 +5,13 @@ from jax import Array
 from numpy.typing import NDArray
 
 from .functions import causal_indices as causal_indices
+from .training import dsa_attention as dsa_attention
 from .functions import export_checks as export_checks
 from .functions import register as register
 
 __all__ = [
     "causal_indices",
+    "dsa_attention",
     "export_checks",
     "register",
     "sparse_mla_fwd",

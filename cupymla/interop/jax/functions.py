@@ -109,7 +109,8 @@ def export_checks() -> list[Any]:
 # The custom call -----------------------------------------------------------------------------------------------------
 
 
-def _facts(declaration: Declaration, name: str, array: Any) -> Facts:
+def facts_of(declaration: Declaration, name: str, array: Any) -> Facts:
+    """An array without its contents. Raises InputError for a dtype that has no label."""
     return Facts(tuple(array.shape), label_of(array.dtype, declaration.name, name))
 
 
@@ -129,7 +130,7 @@ def _result(facts: Facts, like: Any) -> Any:
 
 def _bind(declaration: Declaration, names: Names, options: Options, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The custom call itself; mapped, it makes one call after the other."""
-    facts = {name: _facts(declaration, name, array) for name, array in zip(names, arrays, strict=True)}
+    facts = {name: facts_of(declaration, name, array) for name, array in zip(names, arrays, strict=True)}
     call = Call.of(declaration, facts, dict(options))
     if call.is_static:
         call.check()
@@ -155,7 +156,7 @@ def _flat(declaration: Declaration, names: Names, options: Options) -> Flat:
     many = jax.custom_batching.custom_vmap(one)
 
     def rule(axis_size: int, in_batched: list[bool], *sharded: Any) -> tuple[Any, Any]:
-        arrays = [_gathered(array) for array in sharded]
+        arrays = [on_every_device(array) for array in sharded]
         mapped = Mapped(
             declaration,
             dict(options),
@@ -210,7 +211,7 @@ def _differentiable(declaration: Declaration, names: Names, options: Options, gr
     return made
 
 
-def _constant(flat: Flat, refused: str, instead: str) -> Flat:
+def constant(flat: Flat, refused: str, instead: str) -> Flat:
     """The call as one whose results are constants; a gradient that needs one of them raises UnsupportedError.
 
     Args:
@@ -233,7 +234,7 @@ def _constant(flat: Flat, refused: str, instead: str) -> Flat:
 
 def _once(flat: Flat, declaration: Declaration) -> Flat:
     """A part of a first gradient, which has no gradient of its own."""
-    return _constant(flat, f"{declaration.name}: a gradient of its gradient", "first gradients")
+    return constant(flat, f"{declaration.name}: a gradient of its gradient", "first gradients")
 
 
 def _gradients(
@@ -285,7 +286,7 @@ def _gradients_anew(
     given = {name: known[name] for name in backward.arrays if name in known}
     chosen = tuple(declaration.for_backward(backward, options).items())
     made = _once(_flat(backward, tuple(given), chosen), declaration)(*given.values())
-    facts = {name: _facts(backward, name, array) for name, array in given.items()}
+    facts = {name: facts_of(backward, name, array) for name, array in given.items()}
     by_result = dict(zip(backward.results(facts, dict(chosen)), made, strict=True))
     return {
         name: by_result[result].astype(saved[name].dtype)
@@ -337,7 +338,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         arrays, options = traceable(declaration, *declaration.split(args, kwargs))
         register()
         plain = tuple([(n, _one_nan(value)) for n, value in _call(declaration, arrays, options).options])
-        flat = _compiled(declaration, tuple(arrays), plain, tuple([_exactly(value) for _, value in plain]))
+        flat = _compiled(declaration, tuple(arrays), plain, tuple([exactly(value) for _, value in plain]))
         names = (*itertools.islice(declaration.signature.parameters, len(args)), *kwargs)
         given = dict(zip(names, values, strict=True))
         if key is None or any(given.get(name) is not array for name, array in arrays.items()):
@@ -363,13 +364,13 @@ def _layouts(positional: int, names: tuple[str, ...], values: Sequence[Any]) -> 
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
             key.append((value.shape, value.dtype))
         elif value is None or type(value) in (bool, int, float, str):
-            key.append(_exactly(value))
+            key.append(exactly(value))
         else:
             return None
     return tuple(key)
 
 
-def _exactly(value: Plain) -> object:
+def exactly(value: Plain) -> object:
     """What tells an option from all others: True equals 1 and 1.0, 0.0 equals -0.0, and NaN not itself."""
     return value.hex() if isinstance(value, float) else (type(value), value)
 
@@ -468,7 +469,7 @@ def _refuse_codes(declaration: Declaration, name: str) -> NoReturn:
 
 
 def _call(declaration: Declaration, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Call:
-    return Call.of(declaration, {n: _facts(declaration, n, array) for n, array in arrays.items()}, options)
+    return Call.of(declaration, {n: facts_of(declaration, n, array) for n, array in arrays.items()}, options)
 
 
 def _require_integer(declaration: Declaration, start: Any) -> None:
@@ -486,21 +487,21 @@ def _compiled(declaration: Declaration, names: Names, options: Options, exactly:
     gradient = declaration.gradient
     if gradient is None:
         refused = f"{declaration.name}: a gradient"
-        flat = _constant(_flat(declaration, names, options), refused, "jax.lax.stop_gradient of what it returns")
+        flat = constant(_flat(declaration, names, options), refused, "jax.lax.stop_gradient of what it returns")
     else:
         flat = _differentiable(declaration, names, options, gradient)
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         axes = varying(arrays)
         # Outside of the gradient rule, so that JAX sums the gradients of what all devices share, and shards them again.
-        return flat(*(made_varying(_gathered(array), axes) for array in arrays))
+        return flat(*(made_varying(on_every_device(array), axes) for array in arrays))
 
     run.__name__ = declaration.name
     jitted: Flat = jax.jit(run)
     return jitted
 
 
-def _gathered(array: Any) -> Any:
+def on_every_device(array: Any) -> Any:
     """The array on every device where its type says how it is sharded: results are typed as made from whole arrays."""
     mesh = jax.typeof(array).sharding.mesh
     return _resharded(array, mesh, jax.P()) if jax.sharding.AxisType.Explicit in mesh.axis_types else array

@@ -15,14 +15,20 @@ from __future__ import annotations
 from typing import Any
 
 from ..table import DECLARATIONS, declared
+from ..training import OPERATOR
 from .functions import public, register
 
 __all__ = ["register"]
 __all__ += [entry.name for entry in DECLARATIONS]
+__all__.insert(0, OPERATOR)  # which this module makes when it is named, as all but `register`
 
 
 def __getattr__(name: str) -> Any:
     """Make a function when it is first named."""
+    if name == OPERATOR:
+        from .training import dsa_attention
+
+        return dsa_attention
     try:
         return public(declared(name))
     except KeyError:

@@ -3,9 +3,11 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+from .training import dsa_attention as dsa_attention
 from .functions import register as register
 
 __all__ = [
+    "dsa_attention",
     "register",
     "sparse_mla_fwd",
     "sparse_mla_bwd",

@@ -212,7 +212,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         for place, array, may_be_none in tensors:
             value = values[place]
             if type(value) is not tensor_type and not (may_be_none and value is None):
-                _require(name, value, array)
+                require_tensor(name, value, array)
         for place, option, taken_as, check in looks:
             kind = type(values[place])
             too_large = taken_as is kind is int and not is_compiling() and abs(values[place]) >= _TOO_LARGE
@@ -275,7 +275,8 @@ def _several(results: Sequence[Any]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _require(function: str, value: Any, name: str) -> None:
+def require_tensor(function: str, value: Any, name: str) -> None:
+    """Raise InputError for what is no tensor."""
     if not isinstance(value, torch.Tensor):
         got = "None" if value is None else type(value).__name__
         raise InputError(name, "a torch tensor", got, operator=function)
