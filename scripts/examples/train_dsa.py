@@ -2,20 +2,22 @@
 
 A byte-level transformer with multi-head latent attention learns with dense attention for a while, and its lightning
 indexer learns to imitate that attention. Then training goes on three ways from the same point: dense as before; sparse,
-each query attending to the tokens that the indexer selects; and sparse with a random selection, for comparison. cupymla
-computes the indexer's selection, the sparse attention, its gradient, and the attention distribution that the indexer
-learns from. The scores that the indexer learns by are the framework's own.
+each query attending to the tokens that the indexer selects; and sparse with a random selection, for comparison.
+`indexer_topk` selects, and `dsa_attention` is the sparse step: attention, its gradients, and those of the indexer's KL
+loss, by one pass of each kernel. The warm-up is plain framework code.
 
     python scripts/examples/train_dsa.py --framework jax --size toy --device cpu --out /tmp/dsa
 
-writes loss.png, recall.png and curves.json. `--size full` is for a GPU: two minutes of an H200 in JAX
-(docs/benchmarks/h200/train_dsa_jax), 197 seconds in torch (train_dsa_torch beside it). Both runs are of a version
-before `indexer_topk`: the framework selected, from float32 scores. No GPU has run this version.
+writes loss.png, overlap.png and curves.json. Stopped, it goes on from the last evaluation when it is started again, by
+checkpoint.npz in the same folder. `--size full` is for a GPU. An earlier version, whose scores were the
+framework's own, took two minutes of an H200 in JAX and 197 seconds in torch (docs/benchmarks/h200/train_dsa_jax,
+train_dsa_torch). This version has run on no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -24,15 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from dsa.needs import missing_on_gpu, missing_packages, seed_of
+from dsa.record import Checkpoint, OtherRunError, Progress, draw
 from dsa.setting import SETTINGS, Setting, Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cupymla.bench import machine
-from cupymla.cli.terminal import Terminal
+from cupymla.cli.terminal import Terminal, exit_with
 
+WARM_UP = "warm-up, dense"
 KINDS = ("dense", "indexer", "random")
-NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd", "attn_dist")
+NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd", "attn_dist", "indexer_loss", "indexer_bwd")
 
 
 def parsed() -> argparse.Namespace:
@@ -40,52 +44,86 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--framework", choices=("jax", "torch"), default="jax")
     parser.add_argument("--size", choices=tuple(SETTINGS), default="toy")
+    parser.add_argument("--steps", type=steps_of, help="of the warm-up, and of each training after it; by the size")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("dsa"), help="folder for the curves")
+    parser.add_argument("--out", type=Path, default=Path("dsa"), help="folder for the curves and the checkpoint")
     parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     parser.add_argument("--seed", type=seed_of, default=0)
     return parser.parse_args()
 
 
+def steps_of(text: str) -> int:
+    """A number of steps. Raises ArgumentTypeError."""
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text}")
+    return int(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A training: its name, its kind of attention, its first step, and how many it has."""
+
+    name: str
+    kind: str
+    first: int
+    steps: int
+
+    @property
+    def end(self) -> int:
+        """The step after its last."""
+        return self.first + self.steps
+
+
+def parts_of(setting: Setting) -> tuple[Part, ...]:
+    """What is trained, in order."""
+    warm = Part(WARM_UP, "dense", 0, setting.warm_steps)
+    return warm, *(Part(kind, kind, warm.end, setting.sparse_steps) for kind in KINDS)
+
+
 class Run:
-    """One training, with the curves that it leaves."""
+    """A run, from where its progress says."""
 
-    def __init__(self, setting: Setting, model: Any, text: Text, step: Any) -> None:
-        self._setting, self._text, self._say = setting, text, step
+    def __init__(self, setting: Setting, model: Any, text: Text, progress: Progress, checkpoint: Checkpoint) -> None:
+        self._setting, self._text, self._checkpoint = setting, text, checkpoint
         self._held_out = text.held_out()
-        self.model = model
-        self.curves: dict[str, list[tuple[int, float, float]]] = {}
+        self._model, self.progress = model, progress
+        self._begun = time.perf_counter() - progress.seconds
 
-    def train(self, name: str, kind: str, model: Any, first: int, steps: int) -> None:
-        """Let a model learn, and note (step, held-out loss, recall) along the way under `name`."""
-        curve = self.curves.setdefault(name, [])
-        for number in range(first, first + steps + 1):
-            if (number - first) % self._setting.eval_every == 0 or number == first + steps:
-                found = [model.evaluate(batch, kind) for batch in self._held_out]
-                loss, recall = (sum(f[n] for f in found) / len(found) for n in ("loss", "recall"))
-                curve.append((number, loss, recall))
-            if number < first + steps:
-                parts = model.step(self._text.batch(number), kind)
-                self._say(f"{name} {number}: loss {parts['loss']:.3f}, indexer {parts['kl']:.3f}")
+    def remaining(self) -> int:
+        """Steps that are left."""
+        parts = parts_of(self._setting)[self.progress.part :]
+        return sum(part.end - part.first for part in parts) - (self.progress.step - parts[0].first)
 
+    def train(self, say: Any) -> None:
+        """Train what is left, evaluating and saving along the way."""
+        parts = parts_of(self._setting)
+        for number in range(self.progress.part, len(parts)):
+            part = parts[number]
+            if self.progress.part != number:
+                self.progress.part, self.progress.step, self.progress.state = number, part.first, self.progress.warm
+            if self.progress.state is not None:
+                self._model.load(self.progress.state)
+            for step in range(self.progress.step, part.end + 1):
+                if (step - part.first) % self._setting.eval_every == 0 or step == part.end:
+                    self._evaluate(part, step)
+                if step < part.end:
+                    found = self._model.step(self._text.batch(step), part.kind)
+                    say(f"{part.name} {step}: loss {found['loss']:.3f}, indexer {found['kl']:.3f}")
 
-def draw(curves: dict[str, list[tuple[int, float, float]]], column: int, label: str, file: Path) -> None:
-    """One curve for each training, as PNG: all of them, and on the right those that the warm-up ends in, larger."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    whole, end = figure.subplots(1, 2)
-    for number, (name, rows) in enumerate(curves.items()):
-        for axes in (whole, end) if name in KINDS else (whole,):
-            axes.plot([r[0] for r in rows], [r[column] for r in rows], marker=".", color=f"C{number}", label=name)
-    for axes in (whole, end):
-        axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
-    whole.set_ylabel(label)
-    whole.legend()
-    figure.savefig(file, dpi=150)
+    def _evaluate(self, part: Part, step: int) -> None:
+        """Note the step, the held-out loss and the overlap, and save; not once more where a run goes on."""
+        progress = self.progress
+        curve = progress.curves.setdefault(part.name, [])
+        if curve and curve[-1][0] == step:
+            return
+        found = [self._model.evaluate(batch, part.kind) for batch in self._held_out]
+        loss, overlap = (sum(each[n] for each in found) / len(found) for n in ("loss", "overlap"))
+        curve.append((step, loss, overlap))
+        progress.step, progress.state = step, self._model.state()
+        progress.seconds = time.perf_counter() - self._begun
+        is_warm = part.name == WARM_UP and step == part.end
+        progress.warm = progress.state if is_warm else progress.warm
+        self._checkpoint.save(progress, is_warm)
 
 
 def main() -> int:
@@ -103,33 +141,46 @@ def main() -> int:
             print("cannot train here, for want of " + ", ".join(lacking) + "; --device cpu can", file=sys.stderr)
             return 2
     setting = SETTINGS[options.size]
+    if options.steps is not None:
+        setting = dataclasses.replace(setting, warm_steps=options.steps, sparse_steps=options.steps)
+    identity = {name: getattr(options, name) for name in ("framework", "size", "steps", "device", "seed")}
+    checkpoint = Checkpoint(options.out)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
+        progress = checkpoint.load(identity)
     except OSError as refused:
         print(f"cannot write to {options.out}: {refused.strerror}", file=sys.stderr)
         return 2
+    except OtherRunError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    if progress.curves:
+        terminal.line(f"going on from {checkpoint.file}")
     build = import_module(f"dsa.model_{options.framework}").Model
-    begun = time.perf_counter()
-    total = setting.warm_steps + len(KINDS) * setting.sparse_steps
-    with terminal.progress("step", total) as step:
-        run = Run(setting, build(setting, options.device, options.seed), Text(setting, options.seed), step)
-        run.train("warm-up, dense", "dense", run.model, 0, setting.warm_steps)
-        for kind in KINDS:
-            run.train(kind, kind, run.model.copy(), setting.warm_steps, setting.sparse_steps)
-    seconds = time.perf_counter() - begun
-    ends = {name: {"loss": rows[-1][1], "recall": rows[-1][2]} for name, rows in run.curves.items()}
-    ran = {"framework": options.framework, "size": options.size, "device": options.device, "seconds": seconds}
-    content = {"commit": options.commit or machine.commit(), **ran}
-    (options.out / "curves.json").write_text(
-        json.dumps({**content, "ends": ends, "curves": run.curves}, indent=2), encoding="utf-8"
-    )
-    draw(run.curves, 1, "held-out loss, nats per byte", options.out / "loss.png")
-    draw(run.curves, 2, f"share of the {setting.topk} most attended tokens selected", options.out / "recall.png")
-    rows = [(name, f"{end['loss']:.3f}", f"{end['recall']:.1%}") for name, end in ends.items()]
-    terminal.table(f"{options.framework}, {seconds:.0f} s", ("attention", "held-out loss", "indexer recall"), rows)
-    terminal.line(f"wrote {options.out}/loss.png, recall.png and curves.json")
+    model, text = build(setting, options.device, options.seed), Text(setting, options.seed)
+    run = Run(setting, model, text, progress, checkpoint)
+    with terminal.progress("step", run.remaining()) as step:
+        run.train(step)
+    summarise(terminal, options, setting, run.progress)
+    checkpoint.remove()
     return 0
 
 
+def summarise(terminal: Terminal, options: argparse.Namespace, setting: Setting, progress: Progress) -> None:
+    """Write the curves and their plots, and print how they end."""
+    curves, seconds = progress.curves, progress.seconds
+    ends = {name: {"loss": rows[-1][1], "overlap": rows[-1][2]} for name, rows in curves.items()}
+    ran = {"commit": options.commit or machine.commit(), **progress.identity, "seconds": seconds}
+    content = {**ran, "ends": ends, "curves": curves}
+    (options.out / "curves.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+    title = f"{options.framework}, size {options.size}, {options.device}: top {setting.topk} of {setting.length} tokens"
+    overlap = f"overlap with dense attention's top {setting.topk}"
+    draw(curves, 1, "held-out loss (nats per byte)", title, options.out / "loss.png")
+    draw(curves, 2, overlap, title, options.out / "overlap.png")
+    rows = [(name, f"{end['loss']:.3f}", f"{end['overlap']:.1%}") for name, end in ends.items()]
+    terminal.table(f"{options.framework}, {seconds:.0f} s", ("attention", "held-out loss", overlap), rows)
+    terminal.line(f"wrote {options.out}/loss.png, overlap.png and curves.json")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -35,14 +35,15 @@ def trained(framework: str, size: str, out: Path) -> Any:
     pytest.importorskip("matplotlib")
     done = start("--framework", framework, "--size", size, "--out", str(out), "--commit", "0123abc")
     assert done.returncode == 0, done.stderr[-4000:]
-    for name in ("loss.png", "recall.png"):
+    for name in ("loss.png", "overlap.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "curves.json").read_text())
     assert content["commit"] == "0123abc"
     assert set(content["curves"]) == {"warm-up, dense", "dense", "indexer", "random"}
     warm = content["curves"]["warm-up, dense"]
     assert warm[-1][1] < warm[0][1], "nothing was learned"
-    assert all(0 <= recall <= 1 for rows in content["curves"].values() for _, _, recall in rows)
+    assert all(0 <= overlap <= 1 for rows in content["curves"].values() for _, _, overlap in rows)
+    assert not list(out.glob("*.npz")), "the checkpoint of a run that has ended was left"
     return content
 
 
@@ -53,12 +54,17 @@ def test_runs_and_leaves_curves_in_torch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_not(tmp_path: Path) -> None:
-    """By how much the loss grows at the switch from dense attention. It was 0.02 and 0.39 before `indexer_topk`."""
+    """At the switch from dense attention: it selects twice as much of what that attends to, and the loss grows less
+    than half as much.
+
+    In torch, with two seeds, the loss grew by -0.02 and 0.02, and by 0.26 and 0.42 with a random selection; in JAX by
+    0.00 and 0.11.
+    """
     curves = trained("jax", "brief", tmp_path / "curves")["curves"]
+    (_, indexer, overlap), (_, random, chance) = (curves[name][0] for name in ("indexer", "random"))
     dense = curves["warm-up, dense"][-1][1]
-    indexer, random = (curves[name][0][1] - dense for name in ("indexer", "random"))
-    assert random > 0.1
-    assert indexer < 0.5 * random
+    assert overlap > 2 * chance
+    assert indexer - dense < 0.5 * (random - dense)
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
@@ -112,6 +118,69 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, f"cannot write to {tmp_path}/taken: File exists\n")
 
 
+@pytest.mark.parametrize("steps", ["0", "-1", "1.5", "x"])
+def test_a_number_of_steps_that_is_none_is_refused(steps: str) -> None:
+    done = start(f"--steps={steps}")
+    assert done.returncode == 2
+    assert f"argument --steps: expected a positive integer, got {steps}" in done.stderr
+
+
+class Stopped(Exception):
+    """As if by Ctrl-C."""
+
+
+@pytest.mark.parametrize("stopped_at", [2, 8])
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(
+    dsa: Any, stopped_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the warm-up, and in the last part, whose selections are random."""
+    pytest.importorskip("matplotlib")
+    model_torch, _ = dsa
+    script = import_module("train_dsa")
+
+    def run(name: str, *more: str) -> int:
+        arguments = ["--framework", "torch", "--size", "test", "--out", str(tmp_path / name), *more]
+        monkeypatch.setattr(sys, "argv", ["train_dsa.py", *arguments])
+        return int(script.main())
+
+    step = model_torch.Model.step
+    taken: list[Any] = []
+
+    def stopping(self: Any, *arguments: Any) -> Any:
+        taken.append(arguments)
+        if len(taken) > stopped_at:
+            raise Stopped
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model_torch.Model, "step", stopping)
+        with pytest.raises(Stopped):
+            run("stopped")
+    assert run("stopped", "--seed", "1") == 2, "another run's checkpoint was taken"
+    assert run("stopped") == run("whole") == 0
+    stopped, whole = (json.loads((tmp_path / name / "curves.json").read_text()) for name in ("stopped", "whole"))
+    assert stopped["curves"] == whole["curves"]
+
+
+def test_a_state_in_jax_is_all_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded is what a step begins with; the run above does it in torch."""
+    pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    module, setting = import_module("dsa.model_jax"), import_module("dsa.setting")
+    model = module.Model(setting.SETTINGS["test"], "cpu", 0)
+    state = {name: np.full_like(array, number) for number, (name, array) in enumerate(model.state().items(), 1)}
+    model.load(state)
+    seen: list[Any] = []
+
+    def noted(given: Any, *_: Any) -> Any:
+        seen.append(given)
+        return given, {"loss": 0.0, "kl": 0.0}
+
+    monkeypatch.setattr(module, "update", noted)
+    model.step(np.zeros((2, 33), np.int32), "dense")
+    assert [np.unique(array).tolist() for array in seen[0]] == [[1], [2], [3], [4]]
+
+
 @pytest.fixture
 def dsa(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules behind the script."""
@@ -128,13 +197,13 @@ def test_a_random_selection_is_another_one_each_step(dsa: Any, monkeypatch: pyte
     size = setting.SETTINGS["test"]
     model, text = model_torch.Model(size, "cpu", 0), setting.Text(size)
     drawn: list[Any] = []
-    draw = torch.rand_like
+    draw = torch.rand
 
-    def noted(*arguments: Any) -> Any:
-        drawn.append(draw(*arguments))
+    def noted(*arguments: Any, **options: Any) -> Any:
+        drawn.append(draw(*arguments, **options))
         return drawn[-1]
 
-    monkeypatch.setattr(torch, "rand_like", noted)
+    monkeypatch.setattr(torch, "rand", noted)
     for number in range(3):
         model.evaluate(text.batch(0), "random")
         model.step(text.batch(number), "random")
@@ -164,7 +233,7 @@ def clear_batch(model_torch: Any, network: Any, text: Any, monkeypatch: pytest.M
         for number in range(200):
             batch = text.batch(number)
             gaps.clear()
-            network(torch.from_numpy(batch), "indexer")
+            network(torch.from_numpy(batch), model_torch.loss_weights(network.setting, "cpu"), "indexer")
             if min(gaps) > 2**-8:
                 return batch
     raise AssertionError("no selection is clear")
@@ -172,7 +241,7 @@ def clear_batch(model_torch: Any, network: Any, text: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", ["dense", "indexer"])
 def test_both_models_compute_the_same(dsa: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal parameters: losses, and the gradient of every parameter."""
+    """With equal parameters: the loss, the KL loss of every query, and the gradient of every parameter."""
     import torch
 
     jax = pytest.importorskip("jax")
@@ -194,12 +263,14 @@ def test_both_models_compute_the_same(dsa: Any, kind: str, monkeypatch: pytest.M
             parameter.copy_(torch.from_numpy(named(params, name)))
         batch = clear_batch(model_torch, network, setting.Text(size), monkeypatch)
     with on_cpu:
-        graded = jax.jit(jax.grad(model_jax.losses, has_aux=True), static_argnums=(2, 3))
-        grads, parts = graded(params, batch, size, kind, jax.random.key(0))
-    other = network(torch.from_numpy(batch), kind)
-    (other["loss"] + size.kl_weight * other["kl"]).backward()
-    for name in ("loss", "kl"):
-        assert float(other[name].detach()) == pytest.approx(float(parts[name]), rel=1e-3)
+        graded = jax.jit(jax.grad(model_jax.losses, (0, 1), has_aux=True), static_argnums=(3, 4))
+        weights = model_jax.loss_weights(size)
+        (grads, kl), parts = graded(params, weights, batch, size, kind, jax.random.key(0))
+    weights = model_torch.loss_weights(size, "cpu")
+    total, other = network(torch.from_numpy(batch), weights, kind)
+    total.backward()
+    assert float(other["loss"].detach()) == pytest.approx(float(parts["loss"]), rel=1e-3)
+    np.testing.assert_allclose(weights.grad, kl, rtol=0, atol=2**-6 * float(kl.max()))
     for name, parameter in network.named_parameters():
         wanted = named(grads, name)
         # Queries, tokens and outputs are rounded to bfloat16 on the way.

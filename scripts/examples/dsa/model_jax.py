@@ -4,17 +4,21 @@ Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434,
 of DeepSeek-V3.2 (section 2.1): index scores are sums over index heads of weight * relu(query . key), with rotary
 positions; `indexer_topk` selects the top-k tokens by score, from bfloat16 queries and keys; they are attended to; the
 indexer alone is trained by the KL divergence between its softmax and the attention distribution, over the selected
-tokens.
+tokens. `dsa_attention` makes all these gradients in one backward. The KL loss counts by a weight for each layer and
+query, and the gradient of that weight is the loss itself.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from cupymla.interop import jax as mla
 
@@ -22,15 +26,16 @@ from .setting import D_LATENT, D_ROPE, Setting
 
 Params = dict[str, Any]
 
+STATE = ("params", "first", "second", "count")
+"""A model in training: all parameters as a vector, their mean slopes and squares of slopes, and how many steps."""
 
-@functools.partial(jax.jit, static_argnames="setting")
+
 def initial(setting: Setting, seed: int) -> Params:
-    """Fresh parameters. As one program: each shape's own would take longer to compile than a small model to train."""
-    s = setting
-    keys = iter(jax.random.split(jax.random.key(seed), 4 + 16 * s.layers))
+    """Fresh parameters, by NumPy: JAX would compile longer than a small model trains."""
+    s, rng = setting, np.random.default_rng(seed)
 
     def matrix(*shape: int, fan: int) -> Any:
-        return jax.random.normal(next(keys), shape) * fan**-0.5
+        return rng.standard_normal(shape, np.float32) * np.float32(fan**-0.5)
 
     def layer() -> Params:
         return {
@@ -43,7 +48,7 @@ def initial(setting: Setting, seed: int) -> Params:
             "out": matrix(s.heads, s.d_value, s.width, fan=s.heads * s.d_value),
             "up": matrix(s.width, 4 * s.width, fan=s.width),
             "down": matrix(4 * s.width, s.width, fan=4 * s.width),
-            "norms": jnp.ones((2, s.width)),
+            "norms": np.ones((2, s.width), np.float32),
             "index_q": matrix(s.width, s.index_heads, s.d_index, fan=s.width),
             "index_k": matrix(s.width, s.d_index, fan=s.width),
             "index_w": matrix(s.width, s.index_heads, fan=s.width),
@@ -52,7 +57,7 @@ def initial(setting: Setting, seed: int) -> Params:
     return {
         "embed": matrix(s.vocabulary, s.width, fan=1),
         "layers": [layer() for _ in range(s.layers)],
-        "norm": jnp.ones(s.width),
+        "norm": np.ones(s.width, np.float32),
         "head": matrix(s.width, s.vocabulary, fan=s.width),
     }
 
@@ -86,12 +91,6 @@ def projected(p: Params, x: Any) -> tuple[Any, Any, Any]:
     return q, rotary(rms(x @ p["index_k"])), x @ p["index_w"] * q.shape[-1] ** -0.5
 
 
-def index_scores(q: Any, k: Any, weights: Any) -> Any:
-    """The indexer's score of every token for every query, [batch, s, s], to learn from; -inf on tokens to come."""
-    products = jax.nn.relu(jnp.einsum("bshe,bte->bsth", q, k))
-    return jnp.where(causal(q.shape[1]), jnp.einsum("bsth,bsh->bst", products, weights), -jnp.inf)
-
-
 def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
     """The tokens that the indexer selects, [batch, s, topk] int32; -1 where a query has fewer. It has no gradient."""
     q, k, weights = (jax.lax.stop_gradient(part) for part in (q, k, weights))
@@ -119,16 +118,24 @@ def selected(scores: Any, topk: int) -> Any:
     return jnp.where(values > -jnp.inf, indices, -1).astype(jnp.int32)
 
 
-def divergence(target: Any, scores: Any, indices: Any) -> Any:
-    """KL divergence between the attention distribution and the indexer's softmax, over each query's tokens."""
-    chosen = jnp.take_along_axis(scores, jnp.maximum(indices, 0), -1)
-    log_index = jax.nn.log_softmax(jnp.where(indices >= 0, chosen, -jnp.inf), -1)
-    term = target * (jnp.log(jnp.maximum(target, 1e-20)) - log_index)
-    return jnp.where(target > 0, term, 0).sum(-1).mean()
+def index_scores(q: Any, k: Any, weights: Any) -> Any:
+    """The indexer's score of every token for every query, [batch, s, s]; -inf on tokens to come."""
+    products = jax.nn.relu(jnp.einsum("bshe,bte->bsth", q, k))
+    return jnp.where(causal(q.shape[1]), jnp.einsum("bsth,bsh->bst", products, weights), -jnp.inf)
 
 
-def recall(q: Any, kv: Any, chosen: Any, setting: Setting) -> Any:
-    """How many of a query's topk most attended tokens the indexer selects, over queries that have to choose."""
+def warm_up_loss(q: Any, kv: Any, lse: Any, indexer: tuple[Any, Any, Any], scale: float) -> Any:
+    """The KL loss of each query over every token so far, [batch, s], by JAX alone; the attention is a constant."""
+    q, kv, lse = jax.lax.stop_gradient((q, kv, lse))
+    seen = causal(q.shape[1])
+    scores = jnp.einsum("bshc,btc->bsht", q, kv, preferred_element_type=jnp.float32) * scale
+    target = jnp.where(seen, jnp.exp(scores - lse[..., None]).mean(2), 0)
+    log_index = jnp.where(seen, jax.nn.log_softmax(index_scores(*indexer), -1), 0)
+    return jnp.where(target > 0, target * (jnp.log(jnp.maximum(target, 1e-20)) - log_index), 0).sum(-1)
+
+
+def overlap(q: Any, kv: Any, chosen: Any, setting: Setting) -> Any:
+    """How many of a query's topk most attended tokens are selected, over queries that have to choose."""
     lse = dense_attention(q, kv, setting.sm_scale)[1]
     everything = jnp.broadcast_to(jnp.arange(q.shape[1], dtype=jnp.int32), (*q.shape[:2], q.shape[1]))
     attended = mla.attn_dist(q, kv, everything, lse, sm_scale=setting.sm_scale, causal=True)
@@ -137,46 +144,57 @@ def recall(q: Any, kv: Any, chosen: Any, setting: Setting) -> Any:
     return hit[:, setting.topk :].mean()
 
 
-def attention(p: Params, x: Any, setting: Setting, kind: str, key: Any, measure: bool) -> tuple[Any, Any, Any]:
-    """The layer's update of x, the indexer's loss, and its recall where that is asked for."""
+def attention(
+    p: Params, x: Any, weights: Any, setting: Setting, kind: str, key: Any, measure: bool
+) -> tuple[Any, Any, Any]:
+    """The layer's update of x, what the indexer adds to the loss, and the selection's overlap if it is asked for."""
     q, kv = absorbed(p, x, setting)
     indexer = projected(p, jax.lax.stop_gradient(x))
-    scores = index_scores(*indexer)
-    if kind == "dense":
-        indices = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), (*x.shape[:2], x.shape[1]))
-        indices = jnp.where(causal(x.shape[1]), indices, -1)
-        out, lse = dense_attention(q, kv, setting.sm_scale)
+    if kind == "random":
+        order = jax.random.uniform(key, (*x.shape[:2], x.shape[1]))
+        indices = selected(jnp.where(causal(x.shape[1]), order, -jnp.inf), setting.topk)
     else:
-        if kind == "random":
-            order = jnp.where(causal(x.shape[1]), jax.random.uniform(key, scores.shape), -jnp.inf)
-            indices = selected(order, setting.topk)
-        else:
-            indices = indexed(*indexer, setting.topk)
-        out, _, lse = mla.sparse_mla_fwd(q, kv, indices, sm_scale=setting.sm_scale)
-    still = [jax.lax.stop_gradient(array) for array in (q, kv, indices, lse)]
-    target = mla.attn_dist(*still, sm_scale=setting.sm_scale, normalize="l1")
+        indices = indexed(*indexer, setting.topk)
+    if kind == "dense":
+        out, lse = dense_attention(q, kv, setting.sm_scale)
+        added = weights * warm_up_loss(q, kv, lse, indexer, setting.sm_scale)
+    else:
+        narrow = (array.astype(jnp.bfloat16) for array in indexer[:2])
+        options = {"loss_weight": weights, "sm_scale": setting.sm_scale}
+        out, _, added = mla.dsa_attention(q, kv, *narrow, indexer[2], indices, **options)
     values = jnp.einsum("bshc,hce->bshe", out.astype(jnp.float32), p["up_v"])
-    found = recall(still[0], still[1], indexed(*indexer, setting.topk), setting) if measure else jnp.zeros(())
-    return jnp.einsum("bshe,hed->bsd", values, p["out"]), divergence(target, scores, indices), found
+    found = overlap(*jax.lax.stop_gradient((q, kv)), indices, setting) if measure else jnp.zeros(())
+    return jnp.einsum("bshe,hed->bsd", values, p["out"]), added.sum(), found
 
 
-@functools.partial(jax.jit, static_argnames=("setting", "kind", "measure"))
 def losses(
-    params: Params, batch: Any, setting: Setting, kind: str, key: Any, measure: bool = False
+    params: Params, weights: Any, batch: Any, setting: Setting, kind: str, key: Any, measure: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """The training loss, and its parts."""
+    """What is differentiated, and the loss and the overlap. `weights` [layers, batch, s] are those of the KL loss."""
     x = rms(params["embed"][batch[:, :-1]])
-    kl, found = jnp.zeros(()), jnp.zeros(())
+    added, found = jnp.zeros(()), jnp.zeros(())
     for number, p in enumerate(params["layers"]):
-        update, divergent, hit = attention(
-            p, rms(x, p["norms"][0]), setting, kind, jax.random.fold_in(key, number), measure
-        )
+        key_here = jax.random.fold_in(key, number)
+        update, more, hit = attention(p, rms(x, p["norms"][0]), weights[number], setting, kind, key_here, measure)
         x = x + update
         x = x + jax.nn.gelu(rms(x, p["norms"][1]) @ p["up"]) @ p["down"]
-        kl, found = kl + divergent / setting.layers, found + hit / setting.layers
+        added, found = added + more, found + hit / setting.layers
     logits = rms(x, params["norm"]) @ params["head"]
     entropy = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch[:, 1:, None], -1).mean()
-    return entropy + setting.kl_weight * kl, {"loss": entropy, "kl": kl, "recall": found}
+    return entropy + added, {"loss": entropy, "overlap": found}
+
+
+def loss_weights(setting: Setting) -> Any:
+    """Weights of the KL loss, [layers, batch, s]: their sum is `kl_weight`."""
+    rows = setting.layers, setting.batch, setting.length
+    return jnp.full(rows, setting.kl_weight / math.prod(rows))
+
+
+@functools.cache
+def as_tree(setting: Setting) -> Callable[[Any], Params]:
+    """What makes parameters of one vector of all of them."""
+    made: Callable[[Any], Params] = ravel_pytree(initial(setting, 0))[1]
+    return made
 
 
 @functools.partial(jax.jit, static_argnames=("setting", "kind"))
@@ -184,17 +202,21 @@ def update(state: Any, batch: Any, setting: Setting, kind: str) -> tuple[Any, di
     """One step of AdamW (arXiv:1711.05101) with betas 0.9 and 0.95."""
     params, first, second, count = state
     key = jax.random.key(count)
-    grads, parts = jax.grad(losses, has_aux=True)(params, batch, setting, kind, key)
+    graded = jax.grad(losses, (0, 1), has_aux=True)
+    (grads, kl), parts = graded(as_tree(setting)(params), loss_weights(setting), batch, setting, kind, key)
+    slope = ravel_pytree(grads)[0]
     count = count + 1
-    rate = setting.rate * jnp.minimum(1, count / 20)
-    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
-    second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, second, grads)
+    first = 0.9 * first + 0.1 * slope
+    second = 0.95 * second + 0.05 * slope * slope
+    step = (first / (1 - 0.9**count)) / (jnp.sqrt(second / (1 - 0.95**count)) + 1e-8)
+    params = params - setting.rate * jnp.minimum(1, count / 20) * (step + 0.01 * params)
+    return (params, first, second, count), {**parts, "kl": kl.mean()}
 
-    def moved(p: Any, m: Any, v: Any) -> Any:
-        step = (m / (1 - 0.9**count)) / (jnp.sqrt(v / (1 - 0.95**count)) + 1e-8)
-        return p - rate * (step + 0.01 * p)
 
-    return (jax.tree.map(moved, params, first, second), first, second, count), parts
+@functools.partial(jax.jit, static_argnames=("setting", "kind"))
+def measured(params: Any, batch: Any, setting: Setting, kind: str) -> dict[str, Any]:
+    """The loss on a batch, and the selection's overlap."""
+    return losses(as_tree(setting)(params), loss_weights(setting), batch, setting, kind, jax.random.key(0), True)[1]
 
 
 class Model:
@@ -203,16 +225,18 @@ class Model:
     def __init__(self, setting: Setting, device: str, seed: int = 0) -> None:
         self._setting = setting
         self._device = jax.devices("cpu" if device == "cpu" else "gpu")[0]
-        with jax.default_device(self._device):
-            params = initial(setting, seed)
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            self._state: Any = jax.device_put((params, zeros, zeros, jnp.zeros((), jnp.int32)), self._device)
+        # One vector of all parameters, and two as long: optimizer steps of every matrix would take long to compile.
+        params = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(initial(setting, seed))])
+        zeros = np.zeros_like(params)
+        self._state: Any = jax.device_put((params, zeros, zeros, np.int32(0)), self._device)
 
-    def copy(self) -> Model:
-        """A model that goes on from here on its own."""
-        other = object.__new__(Model)
-        other.__dict__.update(self.__dict__)
-        return other
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All that a model needs to go on from here."""
+        return {name: np.array(leaf) for name, leaf in zip(STATE, self._state, strict=True)}
+
+    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from a state."""
+        self._state = jax.device_put(tuple(state[name] for name in STATE), self._device)
 
     def step(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
         """Learn from a batch with "dense", "indexer" or "random" attention."""
@@ -220,7 +244,6 @@ class Model:
         return {name: float(parts[name]) for name in ("loss", "kl")}
 
     def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
-        """Loss on a batch, and the indexer's recall."""
-        given = jax.device_put(batch, self._device)
-        parts = losses(self._state[0], given, self._setting, kind, jax.random.key(0), True)[1]
-        return {name: float(parts[name]) for name in ("loss", "recall")}
+        """Loss on a batch, and the selection's overlap."""
+        parts = measured(self._state[0], jax.device_put(batch, self._device), self._setting, kind)
+        return {name: float(parts[name]) for name in ("loss", "overlap")}

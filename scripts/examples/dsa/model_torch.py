@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -50,13 +49,6 @@ def dense_attention(q: Any, kv: Any, scale: float) -> tuple[Any, Any]:
     return torch.einsum("bhst,btc->bshc", weights, kv[..., :D_LATENT]), lse.transpose(1, 2)
 
 
-def index_scores(q: Any, k: Any, weights: Any) -> Any:
-    """The indexer's score of every token for every query, [batch, s, s], to learn from; -inf on tokens to come."""
-    products = torch.einsum("bshe,bte->bsth", q, k).relu()
-    scores = torch.einsum("bsth,bsh->bst", products, weights)
-    return scores.masked_fill(~causal(q.shape[1], q.device), -math.inf)
-
-
 def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
     """The tokens that the indexer selects, [batch, s, topk] int32; -1 where a query has fewer. It has no gradient."""
     topk = min(topk, k.shape[1])
@@ -70,12 +62,21 @@ def selected(scores: Any, topk: int) -> Any:
     return torch.where(values > -math.inf, indices, -1).int()
 
 
-def divergence(target: Any, scores: Any, indices: Any) -> Any:
-    """KL divergence between the attention distribution and the indexer's softmax, over each query's tokens."""
-    chosen = scores.gather(-1, indices.clamp(min=0).long())
-    log_index = chosen.masked_fill(indices < 0, -math.inf).log_softmax(-1)
-    term = target * (target.clamp(min=1e-20).log() - log_index)
-    return torch.where(target > 0, term, 0.0).sum(-1).mean()
+def index_scores(q: Any, k: Any, weights: Any) -> Any:
+    """The indexer's score of every token for every query, [batch, s, s]; -inf on tokens to come."""
+    products = torch.einsum("bshe,bte->bsth", q, k).relu()
+    scores = torch.einsum("bsth,bsh->bst", products, weights)
+    return scores.masked_fill(~causal(q.shape[1], q.device), -math.inf)
+
+
+def warm_up_loss(q: Any, kv: Any, lse: Any, indexer: tuple[Any, Any, Any], scale: float) -> Any:
+    """The KL loss of each query over every token so far, [batch, s], by torch alone; the attention is a constant."""
+    q, kv, lse = (tensor.detach() for tensor in (q, kv, lse))
+    hidden = ~causal(q.shape[1], q.device)
+    scores = torch.einsum("bshc,btc->bsht", q.float(), kv.float()) * scale
+    target = (scores - lse[..., None]).exp().mean(2).masked_fill(hidden, 0)
+    log_index = index_scores(*indexer).log_softmax(-1).masked_fill(hidden, 0)
+    return (torch.special.xlogy(target, target.clamp(min=1e-20)) - target * log_index).sum(-1)
 
 
 class Layer(nn.Module):
@@ -111,8 +112,8 @@ class Layer(nn.Module):
         q = rotary(rms(torch.einsum("bsd,dhe->bshe", x, self.index_q)))
         return q, rotary(rms(x @ self.index_k)), x @ self.index_w * q.shape[-1] ** -0.5
 
-    def recall(self, q: Any, kv: Any, chosen: Any) -> Any:
-        """How many of a query's topk most attended tokens the indexer selects, over queries that have to choose."""
+    def overlap(self, q: Any, kv: Any, chosen: Any) -> Any:
+        """How many of a query's topk most attended tokens are selected, over queries that have to choose."""
         s = self.setting
         lse = dense_attention(q, kv, s.sm_scale)[1]
         everything = torch.arange(q.shape[1], dtype=torch.int32, device=q.device).expand(*q.shape[:2], -1).contiguous()
@@ -121,35 +122,33 @@ class Layer(nn.Module):
         hit = (wanted[..., :, None] == chosen[..., None, :]).any(-1)
         return hit[:, s.topk :].float().mean()
 
-    def attention(self, x: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
-        """The layer's update of x, the indexer's loss, and its recall where that is asked for."""
+    def attention(self, x: Any, weights: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
+        """The layer's update of x, what the indexer adds to the loss, and the selection's overlap where it is asked."""
         s = self.setting
         q, kv = self.absorbed(x)
         indexer = self.projected(x.detach())
-        scores = index_scores(*indexer)
-        seen = causal(x.shape[1], x.device)
-        if kind == "dense":
-            tokens = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
-            indices = torch.where(seen, tokens, -1).int().expand(x.shape[0], -1, -1).contiguous()
-            out, lse = dense_attention(q, kv, s.sm_scale)
+        if kind == "random":
+            order = torch.rand(*x.shape[:2], x.shape[1], device=x.device)
+            indices = selected(order.masked_fill(~causal(x.shape[1], x.device), -math.inf), s.topk)
         else:
-            if kind == "random":
-                indices = selected(torch.rand_like(scores).masked_fill(~seen, -math.inf), s.topk)
-            else:
-                indices = indexed(*indexer, s.topk)
-            out, _, lse = mla.sparse_mla_fwd(q, kv, indices, sm_scale=s.sm_scale)
-        still = [tensor.detach() for tensor in (q, kv, indices, lse)]
-        target = mla.attn_dist(*still, sm_scale=s.sm_scale, normalize="l1")
+            indices = indexed(*indexer, s.topk)
+        if kind == "dense":
+            out, lse = dense_attention(q, kv, s.sm_scale)
+            added = weights * warm_up_loss(q, kv, lse, indexer, s.sm_scale)
+        else:
+            narrow = (tensor.bfloat16() for tensor in indexer[:2])
+            options = {"loss_weight": weights, "sm_scale": s.sm_scale}
+            out, _, added = mla.dsa_attention(q, kv, *narrow, indexer[2], indices, **options)
         values = torch.einsum("bshc,hce->bshe", out.float(), self.up_v)
-        found = self.recall(still[0], still[1], indexed(*indexer, s.topk)) if measure else torch.zeros(())
-        return torch.einsum("bshe,hed->bsd", values, self.out), divergence(target, scores, indices), found
+        found = self.overlap(q.detach(), kv.detach(), indices) if measure else torch.zeros(())
+        return torch.einsum("bshe,hed->bsd", values, self.out), added.sum(), found
 
-    def forward(self, x: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
-        """x after this layer, the indexer's loss, and its recall."""
-        update, divergent, hit = self.attention(rms(x, self.norms[0]), kind, measure)
+    def forward(self, x: Any, weights: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
+        """x after this layer, what the indexer adds to the loss, and the overlap."""
+        update, added, hit = self.attention(rms(x, self.norms[0]), weights, kind, measure)
         x = x + update
         hidden = functional.gelu(rms(x, self.norms[1]) @ self.up, approximate="tanh")
-        return x + hidden @ self.down, divergent, hit
+        return x + hidden @ self.down, added, hit
 
 
 class Transformer(nn.Module):
@@ -163,16 +162,22 @@ class Transformer(nn.Module):
         self.norm = nn.Parameter(torch.ones(s.width))
         self.head = matrix(s.width, s.vocabulary, fan=s.width)
 
-    def forward(self, batch: Any, kind: str, measure: bool = False) -> dict[str, Any]:
-        """The loss, the indexer's loss, and its recall."""
+    def forward(self, batch: Any, weights: Any, kind: str, measure: bool = False) -> tuple[Any, dict[str, Any]]:
+        """What is differentiated, and the loss and the overlap; `weights` [layers, batch, s] of the KL loss."""
         x = rms(self.embed[batch[:, :-1]])
-        kl, found = 0.0, 0.0
-        for layer in self.layers:
-            x, divergent, hit = layer(x, kind, measure)
-            kl, found = kl + divergent / self.setting.layers, found + hit / self.setting.layers
+        total, found = 0.0, 0.0
+        for layer, own in zip(self.layers, weights, strict=True):
+            x, added, hit = layer(x, own, kind, measure)
+            total, found = total + added, found + hit / self.setting.layers
         logits = rms(x, self.norm) @ self.head
         entropy = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten().long())
-        return {"loss": entropy, "kl": kl, "recall": found}
+        return entropy + total, {"loss": entropy, "overlap": found}
+
+
+def loss_weights(s: Setting, device: str) -> Any:
+    """Weights of the KL loss, [layers, batch, s]: their sum is `kl_weight`."""
+    rows = s.layers, s.batch, s.length
+    return torch.full(rows, s.kl_weight / math.prod(rows), device=device, requires_grad=True)
 
 
 class Model:
@@ -183,13 +188,32 @@ class Model:
         self._setting = setting
         self._device = device
         self._network = Transformer(setting).to(device)
+        self._begin()
+
+    def _begin(self) -> None:
         weights = self._network.parameters()
-        self._optimizer = torch.optim.AdamW(weights, setting.rate, betas=(0.9, 0.95), weight_decay=0.01)
+        self._optimizer = torch.optim.AdamW(weights, self._setting.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self._count = 0
 
-    def copy(self) -> Model:
-        """A model that goes on from here on its own."""
-        return copy.deepcopy(self)
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All that a model needs to go on from here."""
+        made = {"count": np.asarray(self._count)}
+        for name, parameter in self._network.named_parameters():
+            made[name] = parameter.detach().cpu().numpy().copy()
+            for part, tensor in self._optimizer.state[parameter].items():
+                made[f"{name}/{part}"] = tensor.cpu().numpy().copy()
+        return made
+
+    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from a state."""
+        self._begin()
+        self._count = int(state["count"])
+        for name, parameter in self._network.named_parameters():
+            parameter.data.copy_(torch.from_numpy(state[name]))
+            parts = {key.rpartition("/")[2]: array for key, array in state.items() if key.startswith(f"{name}/")}
+            for part, array in parts.items():
+                tensor = torch.tensor(array)
+                self._optimizer.state[parameter][part] = tensor if part == "step" else tensor.to(self._device)
 
     def step(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
         """Learn from a batch with "dense", "indexer" or "random" attention."""
@@ -198,15 +222,17 @@ class Model:
             group["lr"] = self._setting.rate * min(1, self._count / 20)
         # A random selection is of the step, whatever an evaluation drew before it.
         torch.manual_seed(self._count)
-        parts = self._network(torch.from_numpy(batch).to(self._device), kind)
+        weights = loss_weights(self._setting, self._device)
+        total, parts = self._network(torch.from_numpy(batch).to(self._device), weights, kind)
         self._optimizer.zero_grad()
-        (parts["loss"] + self._setting.kl_weight * parts["kl"]).backward()
+        total.backward()
         self._optimizer.step()
-        return {name: float(parts[name].detach()) for name in ("loss", "kl")}
+        return {"loss": float(parts["loss"].detach()), "kl": float(weights.grad.mean())}
 
     @torch.no_grad()
     def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
-        """Loss on a batch, and the indexer's recall."""
+        """Loss on a batch, and the selection's overlap."""
         torch.manual_seed(0)
-        parts = self._network(torch.from_numpy(batch).to(self._device), kind, True)
-        return {name: float(parts[name]) for name in ("loss", "recall")}
+        weights = loss_weights(self._setting, self._device)
+        parts = self._network(torch.from_numpy(batch).to(self._device), weights, kind, True)[1]
+        return {name: float(parts[name]) for name in ("loss", "overlap")}
