@@ -22,7 +22,10 @@ struct GradientConsumer {
   Ring<Storage::kStages> ring;
   int before = -1;  // stage of the tile whose second product may still be under way
 
-  uint32_t kept[kD / 16][4];
+  // With 64 channels rows are kept in shared memory: ptxas 13.0 gives registers of theirs to the terms, and the second
+  // tile is multiplied by the first one's terms (seen in the machine code of every variant, 2026-11-28).
+  static constexpr bool kInRegisters = kD > 64;
+  uint32_t kept[kInRegisters ? kD / 16 : 1][4];
   float sums[kD / 2];
 
   __device__ __forceinline__ GradientConsumer(Storage& storage, const Parameters& params, int warpgroup_idx)
@@ -36,11 +39,13 @@ struct GradientConsumer {
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) sums[i] = 0.0f;
     storage.kept_full.wait(0);
-    const uint32_t base = smem_address(storage.kept[warpgroup_idx][0]);
+    if constexpr (kInRegisters) {
+      const uint32_t base = smem_address(storage.kept[warpgroup_idx][0]);
 #pragma unroll
-    for (int step = 0; step < kD / 16; ++step) {
-      load_matrix_x4(kept[step],
-                     base + step / 4 * kTileBytes + swizzle_128(warp * 16 + lane % 16, step % 4 * 2 + lane / 16));
+      for (int step = 0; step < kD / 16; ++step) {
+        load_matrix_x4(kept[step],
+                       base + step / 4 * kTileBytes + swizzle_128(warp * 16 + lane % 16, step % 4 * 2 + lane / 16));
+      }
     }
   }
 
@@ -102,8 +107,14 @@ struct GradientConsumer {
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
-      sm90::mma<typename sm90::Atoms<Element>::ScoresFromRegisters>(
-          products, kept[step], sm90::descriptor_advance(rows, step / 4 * kTileBytes + step % 4 * 32), step == 0);
+      const uint64_t columns = sm90::descriptor_advance(rows, step / 4 * kTileBytes + step % 4 * 32);
+      if constexpr (kInRegisters) {
+        sm90::mma<typename sm90::Atoms<Element>::ScoresFromRegisters>(products, kept[step], columns, step == 0);
+      } else {
+        const uint64_t own = sm90::k_major_descriptor(indexer::uniform_address(storage.kept[warpgroup_idx][0]));
+        sm90::mma<typename sm90::Atoms<Element>::Scores>(products, sm90::descriptor_advance(own, step * 32), columns,
+                                                         step == 0);
+      }
     }
     sm90::wgmma_commit();
   }
