@@ -482,7 +482,7 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
   before = make_uint2(__reduce_add_sync(kAllLanes, before.x), __reduce_add_sync(kAllLanes, before.y));
   all = make_uint2(__reduce_add_sync(kAllLanes, all.x), __reduce_add_sync(kAllLanes, all.y));
   const uint32_t kept = min(all.y, topk - all.x);  // of the equals, the first ones
-  ShortSelection selection{0u, all.x + kept};
+  const uint32_t count = all.x + kept;
 
   // The warp's bins have room for a byte of each column in a chunk. Nobody counts any more.
   uint8_t* staged = reinterpret_cast<uint8_t*>(own_bins(thread, bins) + thread.lane - 31);
@@ -498,7 +498,7 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
     if (room == 0) equals = 0;
     while (__popc(equals) > room) equals ^= 0x80000000u >> __clz(static_cast<int>(equals));
     selected |= equals;
-    selection.own |= selected << chunk * kSide;
+    marks.above |= equals << chunk * kSide;
     const uint32_t place = before.x + (lower & 0xffffu) + min(equals_before, kept);
     // Ids that lie side by side in memory are stored together: lanes hand their columns to those that store them.
     const uint32_t warp_place = __shfl_sync(kAllLanes, place, 0);
@@ -527,15 +527,15 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
       before = make_uint2(before.x + (chunk_sum & 0xffffu), before.y + (chunk_sum >> 16));
     }
   });
-  for (uint32_t i = selection.count + exchange.rank * thread.threads + thread.index; i < topk;
+  for (uint32_t i = count + exchange.rank * thread.threads + thread.index; i < topk;
        i += exchange.parts * thread.threads) {
     target.indices[i] = -1;
     if (target.values != nullptr) target.values[i] = static_cast<Bits>(lowest_bits());
   }
   if (exchange.rank == 0 && thread.index == 0) {
-    params.count[batch * params.count_batch + number * params.count_row] = static_cast<int32_t>(selection.count);
+    params.count[batch * params.count_batch + number * params.count_row] = static_cast<int32_t>(count);
   }
-  return selection;
+  return {marks.above, count};
 }
 
 // Ids that are columns.
