@@ -128,6 +128,21 @@ __device__ __forceinline__ void cluster_store_async_int32(uint32_t address, int3
 }
 
 // As `cluster_store_async_float4`, one number of 4 bytes.
+__device__ __forceinline__ void cluster_store_async_uint32(uint32_t address, uint32_t x, uint32_t mbarrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address), "r"(x),
+               "r"(mbarrier_address)
+               : "memory");
+}
+
+// As `cluster_store_async_float4`, two numbers of 4 bytes.
+__device__ __forceinline__ void cluster_store_async_uint2(uint32_t address, uint32_t x, uint32_t y,
+                                                          uint32_t mbarrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "r"(x), "r"(y), "r"(mbarrier_address)
+               : "memory");
+}
+
+// As `cluster_store_async_float4`, one number of 4 bytes.
 __device__ __forceinline__ void cluster_store_async_float(uint32_t address, float x, uint32_t mbarrier_address) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(x),
                "r"(mbarrier_address)

@@ -25,7 +25,15 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& 
       : "memory");
 }
 
-// The same, with an L2 policy as `l2_policy_evict_first` makes one.
+// Brings that box into L2 (PTX ISA, "cp.async.bulk.prefetch.tensor").
+__device__ __forceinline__ void tma_prefetch_4d(const TensorMap& map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(
+                   reinterpret_cast<uint64_t>(&map)),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
+// As `tma_load_4d`, with an L2 policy as `l2_policy_evict_first` makes one.
 __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& map, Mbarrier& full, int32_t c0,
                                             int32_t c1, int32_t c2, int32_t c3, uint64_t l2_policy) {
   asm volatile(

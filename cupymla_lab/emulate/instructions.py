@@ -233,7 +233,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "`griddepcontrol.wait`",
         "observed",
-        "executed; on the host, use of global memory before it is an error in a launch with `pdl`",
+        "executed; on the host, use of global memory before it is an error in a launch with `pdl`, but for reading what"
+        " no launch may write",
         _begins("griddepcontrol.wait"),
         lower_sync.fence,
         "wait",

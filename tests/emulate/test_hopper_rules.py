@@ -445,6 +445,17 @@ def test_what_is_not_global_memory_is_free_before_the_wait_of_a_dependent_launch
 
 
 @pytest.mark.parametrize("load_", ["ld.global", "ld.global.nc"])
+def test_what_no_launch_writes_may_be_read_before_the_wait_of_a_dependent_launch(load_: str) -> None:
+    """An argument that kernels only read was there before the call; what they may write was perhaps not."""
+    copy = f"{load_}.u32 %r2, [%d0]; {{}} {element(4, 1)} st.global.u32 [%d10], %r2;"
+    out = numbers()
+    run(copy.format("griddepcontrol.wait;"), np.full(1, 7, np.uint32), out, readonly=1, pdl=True)
+    assert (out == 7).all()
+    refused("before its .*: ld", copy.format("griddepcontrol.wait;"), numbers(1), numbers(), pdl=True)
+    refused("before its .*: st", copy.format(""), numbers(1), numbers(), readonly=1, pdl=True)
+
+
+@pytest.mark.parametrize("load_", ["ld.global", "ld.global.nc"])
 @pytest.mark.parametrize("between", [False, True], ids=["next", "one between"])
 def test_what_an_overlapping_grid_writes_is_not_read_past_the_order_of_memory(load_: str, between: bool) -> None:
     """A kernel that another dependent one follows lets it in behind its own wait, or both may run beside the first."""

@@ -17,6 +17,7 @@ from cupymla.errors import InputError
 from cupymla.ops.paged_indexer_topk import cuda, plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
 from cupymla.ops.paged_indexer_topk.spec import Options, Problem
+from cupymla.ops.topk import plan as selection
 from cupymla.testing.operators import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,14 +222,30 @@ def test_a_bound_of_the_lengths_saves_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "cluster"), [(1, 131072, 8), (32, 131072, 4), (66, 65536, 2), (67, 65536, 1), (1, 32768, 1)]
+    ("rows", "columns", "cluster", "keeps"),
+    [
+        (1, 8192, 1, True),
+        (1, 32768, 8, True),
+        (8, 131072, 8, True),
+        (32, 131072, 4, True),
+        (66, 65536, 2, True),
+        (67, 65536, 1, False),
+        (40, 131072, 2, False),
+        (1, 262208, 8, False),
+    ],
 )
-def test_few_rows_have_clusters(rows: int, columns: int, cluster: int) -> None:
+def test_few_rows_have_clusters(rows: int, columns: int, cluster: int, keeps: bool) -> None:
+    """Which keep a row where it fits their shared memory."""
     from cupymla import arch
 
     selected = plan.selected(problem(rows, 1, columns // 64), rows)
-    chosen = plan.select(selected, arch.named("sm_90a"), 132)
-    assert (chosen.cluster, chosen.ctas) == (cluster, rows * cluster) and chosen.threads >= 512
+    target = arch.named("sm_90a")
+    chosen = plan.select(selected, target, 132)
+    assert (chosen.cluster, chosen.ctas) == (cluster, rows * cluster) and chosen.threads >= 256
+    assert bool(chosen.own) == keeps and chosen.array_bytes + selection.STORAGE_BYTES + 1024 <= target.smem_bytes
+    assert dict(chosen.source.defines)["CUPYMLA_CLUSTER"] == int(keeps and cluster > 1)
+    # Alone on its multiprocessor.
+    assert not keeps or 2 * chosen.array_bytes > target.smem_bytes
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(132, 4096), (133, 4096), (132, 32768), (133, 24576)])

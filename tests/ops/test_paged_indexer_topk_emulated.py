@@ -107,6 +107,18 @@ def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
         assert machine.launches[-1].cluster == 8
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("page", [16, 5])
+def test_rows_that_clusters_keep(page: int, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight CTAs keep a row together, and each names the slots of its keys: of those side by side, or each alone."""
+    monkeypatch.setattr(selection, "_ALONE_COLUMNS", 1000)
+    monkeypatch.setattr(selection, "_LEAST_SHARE", 1)
+    case = replace(named("_registers"), name="kept", keys=2000, topk=64, page=page, requests=3, queries=2)
+    with emulated("sm_90a", 50, Settings(mode, seed=2, races="hardware")) as machine:
+        compare.require(machine.check("paged_indexer_topk", case))
+        assert machine.launches[-1].cluster == 8
+
+
 @pytest.mark.parametrize(("ending", "threads"), [("_registers", 1024), ("_shared", 288)])
 def test_rows_at_the_limit_of_registers(ending: str, threads: int) -> None:
     """8192 keys, and one block more, which shared memory keeps; blocks that are not in the cache."""
@@ -140,7 +152,7 @@ def test_a_second_launch_follows_other_lengths() -> None:
     case = named("_hostile")
     arguments = SUBJECT.cases.inputs(case, 1)
     with emulated("sm_90a", 3) as machine:
-        given = machine.arguments(arguments, ("context_lens", "block_tables"))
+        given = machine.arguments(arguments)
         prepared = machine.call(cupymla.paged_indexer_topk.prepare, **given)
         for seed in (2, 3):
             other = SUBJECT.cases.inputs(case, seed)

@@ -1,5 +1,5 @@
-"""topk's selection by a CTA that keeps the row, without a GPU: hostile rows of all kinds side by side, rows whose
-visible columns are fewer than, as many as and one more than what is wanted. Compiles, needs no GPU."""
+"""topk's selection by a CTA or a cluster that keeps the row, without a GPU: hostile rows of all kinds side by side,
+rows whose visible columns are fewer than, as many as and one more than what is wanted. Compiles, needs no GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import cupymla
+from cupymla.ops.topk import plan
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import Emulated, emulated
 
 pytestmark = pytest.mark.compile
@@ -36,21 +39,48 @@ def hostile(columns: int) -> Any:
 
 
 def check(machine: Emulated, scores: Any, topk: int, **limits: Any) -> None:
-    """Every result is the reference's, bit for bit; and the CTA has a thread for each eight columns."""
+    """Every result is the reference's, bit for bit; and a CTA or a cluster keeps each row."""
     given = {"scores": scores, "topk": topk, "return_values": True, **limits}
     results = machine.call(cupymla.topk, **machine.arguments(given, ()))
     for got, wanted in zip(results, cupymla.topk(**given), strict=True):
         np.testing.assert_array_equal(got.get().view(np.uint8), wanted.view(np.uint8))
-    own = 8 if scores.shape[1] <= 8192 else 32
-    assert machine.launches[-1].block == -(-scores.shape[1] // (32 * own)) * 32
+    launch = machine.launches[-1]
+    assert launch.grid[0] == len(scores) * launch.cluster
+    if launch.cluster == 1:
+        own = 8 if scores.shape[1] <= 8192 else 32
+        assert launch.block == -(-scores.shape[1] // (32 * own)) * 32
 
 
-@pytest.mark.parametrize("columns", [8192, 8193])
+@pytest.mark.parametrize("columns", [4096, 8193])
 def test_hostile_rows(columns: int) -> None:
     """In registers and in shared memory. Nothing is asynchronous here, so there is one mode: threads run on and wait as
     they like."""
-    with emulated("sm_90") as machine:
+    with emulated("sm_90", multiprocessors=11) as machine:
         check(machine, hostile(columns), 2048)
+        assert machine.launches[-1].cluster == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("multiprocessors", "cluster", "topk"), [(132, 8, 250), (50, 4, 1000), (24, 2, 33)])
+def test_hostile_rows_that_clusters_keep(
+    multiprocessors: int, cluster: int, topk: int, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words and counts are on their way for a while. A bound holds where there are eight columns for each that is
+    wanted, and where few have a number it does not."""
+    monkeypatch.setattr(plan, "_ALONE_COLUMNS", 2000)
+    monkeypatch.setattr(plan, "_LEAST_SHARE", 1)
+    with emulated("sm_90", multiprocessors, Settings(mode, seed=1, races="hardware")) as machine:
+        check(machine, hostile(2100), topk)
+        assert machine.launches[-1].cluster == cluster
+
+
+def test_a_cluster_keeps_several_chunks_of_columns() -> None:
+    """Each thread has eight columns up to three times over, of a row that begins anywhere."""
+    scores = np.concatenate([hostile(16901)[[0, 2, 8]], np.zeros((3, 5), np.float32)], 1)[:, 2:]
+    starts, ends = np.array([0, 7, 10001], np.int32), np.array([16904, 16899, 16889], np.int32)
+    with emulated("sm_90", multiprocessors=6) as machine:
+        check(machine, scores, 1000, starts=starts, ends=ends)
+        assert machine.launches[-1].cluster == 2
 
 
 @pytest.mark.parametrize("topk", [1, 31, 33, 700, 701, 800])
@@ -67,10 +97,14 @@ def test_narrow_scores(dtype: Any) -> None:
         check(machine, scores[:, :1000], 100)  # rows that begin anywhere
 
 
-def test_what_is_visible() -> None:
-    """Nothing, one column, as many as are wanted and one more, all; from anywhere on."""
-    scores = hostile(3000)[[0, 10] * 6]
-    lengths = np.array([0, 1, 63, 64, 65, 3000] * 2, np.int32)
-    starts = np.array([0] * 6 + [5, -9, 1001, 7, 2935, 2999], np.int32)
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_what_is_visible(cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, one column, as many as are wanted and one more, all; from anywhere on. By one CTA and by clusters."""
+    columns = 3000
+    monkeypatch.setattr(plan, "_ALONE_COLUMNS", columns // cluster)
+    monkeypatch.setattr(plan, "_LEAST_SHARE", 1)
+    scores = hostile(columns)[[0, 10] * 6]
+    lengths = np.array([0, 1, 63, 64, 65, columns] * 2, np.int32)
+    starts = np.array([0] * 6 + [5, -9, 1001, 7, columns - 65, columns - 1], np.int32)
     with emulated("sm_90") as machine:
         check(machine, scores, 64, starts=starts, ends=np.minimum(starts, 10**6) + lengths)

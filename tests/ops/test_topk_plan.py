@@ -35,7 +35,16 @@ def test_shared_memory_fits(target: str, order: Literal["index", "score"]) -> No
         room = arch.named(target).smem_bytes - plan.STORAGE_BYTES - 1024
         most = 32768 if rows == 1 else 24576
         fits = columns <= 8192 or (columns <= most and columns * 4 + 1024 * 16 <= room)
-        assert bool(chosen.own) == (fits and order == "index")
+        clustered = rows == 1 and 8192 < columns <= 8 * 32768 and arch.named(target).capability >= (9, 0)
+        assert bool(chosen.own) == ((fits or clustered) and order == "index")
+        assert dict(chosen.source.defines)["CUPYMLA_CLUSTER"] == int(clustered and order == "index")
+        if chosen.own and clustered:
+            # All columns find a place, a CTA's are no few, and a thread has 16, or fewer where much is wanted.
+            assert chosen.cluster * chosen.threads * 32 >= columns >= chosen.cluster * 4096 and chosen.own == 32
+            assert chosen.ctas == chosen.cluster == (8 if columns > 32760 else 2)
+            share = columns / chosen.cluster
+            assert chosen.threads in (512, 1024) or share / 16 <= chosen.threads <= max(share / 16, topk / 2) + 32
+            continue
         if chosen.own:
             # No thread more than there need be, and four bins for each.
             assert 0 <= chosen.threads * chosen.own - columns < 32 * chosen.own or columns == 0
@@ -53,13 +62,29 @@ def test_shared_memory_fits(target: str, order: Literal["index", "score"]) -> No
         assert 2048 % chosen.threads == 0 and chosen.ctas == rows * chosen.cluster
 
 
-def test_few_long_rows_get_clusters_where_there_are_any() -> None:
-    few = replace(PROBLEM, rows=16, columns=131072)
+@pytest.mark.parametrize("order", ["index", "score"])
+def test_few_long_rows_get_clusters_where_there_are_any(order: Literal["index", "score"]) -> None:
+    few = replace(PROBLEM, rows=16, columns=131072, options=Options(2048, order))
     assert plan.plan(few, SM90, 132).cluster == 8
     assert plan.plan(few, arch.named("sm_80"), 108).cluster == 1
-    assert plan.plan(replace(few, rows=17), SM90, 132).cluster == 1
     assert plan.plan(replace(few, columns=4096), SM90, 132).cluster == 1
-    assert plan.plan(replace(few, topk=5000), SM90, 132).cluster == 1  # read whole, by one CTA
+    assert plan.plan(replace(few, columns=300000), SM90, 132).cluster == 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "cluster"),
+    [(1, 32768, 8), (1, 32760, 4), (17, 32768, 4), (33, 131072, 4), (34, 65536, 2), (34, 65537, 1), (67, 9000, 1)],
+)
+def test_clusters_that_keep_rows_are_as_large_as_there_are_multiprocessors_for(
+    rows: int, columns: int, cluster: int
+) -> None:
+    assert plan.plan(replace(PROBLEM, rows=rows, columns=columns), SM90, 132).cluster == cluster
+
+
+def test_a_row_that_is_sorted_by_score_is_read_whole_where_much_is_wanted() -> None:
+    by_score = replace(PROBLEM, rows=16, columns=131072, topk=5000, options=Options(5000, "score"))
+    assert plan.plan(by_score, SM90, 132).cluster == 1
+    assert plan.plan(replace(by_score, rows=17, topk=2048, options=Options(2048, "score")), SM90, 132).cluster == 1
 
 
 def test_a_kernel_of_sm_90_serves_the_target_with_an_a() -> None:

@@ -1,7 +1,8 @@
 // The selection of index scores that cuda/indexer_logits has left in the workspace: topk's, with the causal limit and
 // the log-sum-exp of what is selected. README.md has the chunks of rows in which both kernels run.
 //
-// CUPYMLA_SHORT: scores of a thread where a CTA keeps its row; 0 for longer rows.
+// CUPYMLA_SHORT: scores of a thread that keeps them; 0 for longer rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster
+// keep a row together.
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
 #include "../../common/indexer_score.cuh"
@@ -30,21 +31,22 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   extern __shared__ __align__(16) uint8_t shared_memory[];
   const Thread thread;
 #if CUPYMLA_SHORT
-  ShortStorage& storage = *reinterpret_cast<ShortStorage*>(shared_memory);
   uint32_t* bins = short_bins(shared_memory);
   clear_own_bins(thread, bins);
-  const int64_t batch = blockIdx.x / static_cast<uint32_t>(params.rows);
-  const int64_t number = blockIdx.x % static_cast<uint32_t>(params.rows);
+  Exchange exchange(*reinterpret_cast<ShortStorage*>(shared_memory), thread);
+  const uint32_t place = exchange.row();
+  const uint32_t batch = place / static_cast<uint32_t>(params.rows);
+  const uint32_t number = place % static_cast<uint32_t>(params.rows);
   const Row row(params, batch, number, indexer_topk::limit_of(params, number));
+  const Columns columns(thread, row, exchange.rank, exchange.parts);
   OwnScores scores(thread, bins);
-  load_own(thread, row, scores);
-  const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
-  const auto id = [&thread](int chunk, int i) { return first_column(thread, chunk) + i; };
-  write_short(thread, params, Target(params, batch, number), scores, selection, id,
-              params.count + batch * params.count_batch + number * params.count_row);
+  LoadedScores(row, columns).keep(scores);
+  exchange.begin();
+  const ShortSelection selection =
+      write_short(exchange, bins, params, row, columns, scores, batch, number, ColumnIds{columns});
   if (params.lse == nullptr) return;
-  const float lse = short_lse(storage, thread, scores, selection, params.lse_base2 != 0);
-  if (thread.index == 0) params.lse[batch * params.lse_batch + number * params.lse_row] = lse;
+  const float lse = short_lse(exchange, columns, scores, selection, params.lse_base2 != 0);
+  if (exchange.rank == 0 && thread.index == 0) params.lse[batch * params.lse_batch + number * params.lse_row] = lse;
 #else
   Storage& storage = *reinterpret_cast<Storage*>(shared_memory);
   const Arrays arrays(shared_memory + sizeof(Storage), params);

@@ -12,20 +12,22 @@
 
 namespace cupymla::paged_indexer {
 
-// By one thread for each stage: one after another they would hold up the lengths.
+// By a lane of as many warps: one lane after another would hold up its warp.
 __device__ __forceinline__ void init_barriers(Storage& storage, uint32_t thread) {
-  if (thread < ThisConfig::kQueryBuffers) {
-    storage.q_full[thread].init(32 + 1);
-    storage.q_free[thread].init(4 * ThisConfig::kConsumers);
+  const uint32_t warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  if (thread % 32 != 0) return;
+  if (warp < ThisConfig::kQueryBuffers) {
+    storage.q_full[warp].init(32 + 1);
+    storage.q_free[warp].init(4 * ThisConfig::kConsumers);
   }
-  if (thread < ThisConfig::kStages) {
-    storage.k_full[thread].init(32 + 1);
-    storage.k_free[thread].init(4);
-    fence_mbarrier_init();
+  if (warp < ThisConfig::kStages) {
+    storage.k_full[warp].init(32 + 1);
+    storage.k_free[warp].init(4);
   }
+  fence_mbarrier_init();
 }
 
-static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kStages);
+static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kStages && ThisConfig::kStages <= ThisConfig::kThreads / 32);
 
 }  // namespace cupymla::paged_indexer
 
@@ -39,11 +41,15 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
 
   // What selects from the scores may come as soon as there is room. It waits for them.
   griddepcontrol_launch_dependents();
-  if (threadIdx.x == 0) tma_prefetch_descriptor(q_map);
-  init_barriers(storage, threadIdx.x);
+  const uint32_t thread = threadIdx.x;
+  prefetch_lengths(params.paged, thread);
+  if (thread - ThisConfig::kConsumerThreads < 32) prefetch_queries(params, q_map, static_cast<int>(thread % 32));
+  const int32_t block = guessed_block(params.paged, thread);
   prefetch_tables(params.paged);
-  // Its barriers make those above known to all.
-  const Share share = share_of_cta(storage, params);
+  init_barriers(storage, thread);
+  const Share share = share_of_cta(params);
+  prefetch_key(params, block, thread);
+  __syncthreads();
 
   const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == ThisConfig::kConsumers) {

@@ -1,7 +1,8 @@
 // The selection of index scores that paged_indexer_logits has left in the workspace: topk's, of as many keys as each
 // query sees, with the log-sum-exp of what is selected, and ids that are slots of the cache where that is wanted.
 //
-// CUPYMLA_SHORT: scores of a thread that keeps them in registers; 0 for longer rows.
+// CUPYMLA_SHORT: scores of a thread that keeps them; 0 for longer rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster
+// keep a row together.
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
 #if CUPYMLA_SHORT
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   // Scores are there from here on.
   griddepcontrol_wait();
   const int32_t seen = paged_indexer::seen_keys(params.paged, place.batch, static_cast<int32_t>(place.row));
-  const Row row(params, place.batch, place.row, seen);
+  const Row row(Row::scores_of(params, place.batch, place.row), seen);
   const uint32_t count = write_row(storage, thread, params, arrays, row, place);
   if (part_of_row() != 0) return;
   int32_t* ids = params.indices + place.batch * params.indices_batch + place.row * params.indices_row;

@@ -10,9 +10,10 @@
 namespace cupymla::paged_indexer {
 
 // Puts the weights of a query tile's queries in their places, several loads at a time. Those of heads and queries that
-// are not there are 0.
+// are not there are 0. `meanwhile()` is called once, while the first are on their way.
+template <typename Meanwhile>
 __device__ __forceinline__ void load_weights(float* to, const ScoringParameters& params, const Run& run, int places,
-                                             int lane) {
+                                             int lane, const Meanwhile& meanwhile) {
   constexpr int kHeads = ThisConfig::kHeads;
   constexpr int kAtATime = 2;
 #pragma unroll 1
@@ -36,6 +37,7 @@ __device__ __forceinline__ void load_weights(float* to, const ScoringParameters&
                                   head * params.q_scale_head];
       }
     }
+    if (first == lane) meanwhile();
 #pragma unroll
     for (int i = 0; i < kAtATime; ++i) {
       const int place = first + i * 32;
@@ -62,23 +64,29 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
     const uint32_t buffer = buffers.stage;
     storage.q_free[buffer].wait(buffers.free());
     const int32_t groups = query_groups(params, run);
-    if (lane == 0) {
-      storage.q_full[buffer].arrive_and_expect(groups * ThisConfig::kColumnTiles * kGroupBytes);
+    const auto load_heads = [&]() {
+      if (lane == 0) {
+        storage.q_full[buffer].arrive_and_expect(groups * ThisConfig::kColumnTiles * kGroupBytes);
 #pragma unroll 1
-      for (int32_t group = 0; group < groups; ++group) {
-        for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
-          tma_load_4d(storage.q[buffer][tile] + group * kGroupBytes, q_map, storage.q_full[buffer],
-                      tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0,
-                      run.first_query() + group * ThisConfig::kGroupQueries, run.request);
+        for (int32_t group = 0; group < groups; ++group) {
+          for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
+            tma_load_4d(storage.q[buffer][tile] + group * kGroupBytes, q_map, storage.q_full[buffer],
+                        tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0,
+                        run.first_query() + group * ThisConfig::kGroupQueries, run.request);
+          }
         }
       }
-    }
 #pragma unroll 1
-    for (int query = lane; query < groups * ThisConfig::kGroupQueries; query += 32) {
-      const int32_t number = run.first_query() + query;
-      storage.ends[buffer][query] = number < params.paged.queries ? seen_keys(params.paged, run.request, number) : 0;
-    }
-    load_weights(storage.weights[buffer], params, run, groups * ThisConfig::kColumns, lane);
+      for (int query = lane; query < groups * ThisConfig::kGroupQueries; query += 32) {
+        const int32_t number = run.first_query() + query;
+        int32_t end = 0;
+        if (number < params.paged.queries) {
+          end = params.paged.queries == 1 ? run.seen : seen_keys(params.paged, run.request, number);
+        }
+        storage.ends[buffer][query] = end;
+      }
+    };
+    load_weights(storage.weights[buffer], params, run, groups * ThisConfig::kColumns, lane, load_heads);
     storage.q_full[buffer].arrive();
   }
 }
@@ -107,14 +115,13 @@ struct KeyLoader {
     RunIterator iterator(params, share);
     // This warp's tiles of a run are every second or third; blocks of the next one are looked up ahead.
     for (Run run; iterator.next(run);) {
-      const int32_t seen = most_seen_keys(params.paged, run.request);
       const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;
       int32_t own = run.first + static_cast<int32_t>(skipped);
       if (own < run.end) {
-        Keys keys = look_up(run, own, seen);
+        Keys keys = look_up(run, own);
         for (; own < run.end; own += ThisConfig::kKeyWarps) {
           const Keys current = keys;
-          if (own + ThisConfig::kKeyWarps < run.end) keys = look_up(run, own + ThisConfig::kKeyWarps, seen);
+          if (own + ThisConfig::kKeyWarps < run.end) keys = look_up(run, own + ThisConfig::kKeyWarps);
           load(current, tile + static_cast<uint32_t>(own - run.first));
         }
       }
@@ -123,16 +130,19 @@ struct KeyLoader {
   }
 
  private:
-  __device__ __forceinline__ Keys look_up(const Run& run, int32_t tile, int32_t seen) const {
+  __device__ __forceinline__ Keys look_up(const Run& run, int32_t tile) const {
     Keys keys;
     const uint32_t page = static_cast<uint32_t>(params.paged.page);
     const int32_t* table = params.paged.block_tables + run.request * params.paged.tables_request;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t key = static_cast<uint32_t>(tile) * ThisConfig::kTileKeys + half * 32 + lane;
-      keys.place[half] = key % page;
+      // Pages are powers of two nearly always.
+      uint32_t entry = key >> __ffs(params.paged.page) - 1;
+      keys.place[half] = key & page - 1;
+      if ((page & page - 1) != 0) entry = key / page, keys.place[half] = key % page;
       keys.block[half] = -1;
-      if (key < static_cast<uint32_t>(seen)) keys.block[half] = table[key / page * params.paged.tables_block];
+      if (key < static_cast<uint32_t>(run.seen)) keys.block[half] = table[entry * params.paged.tables_block];
     }
     return keys;
   }

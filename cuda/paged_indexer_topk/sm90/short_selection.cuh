@@ -10,62 +10,80 @@ namespace cupymla::paged_indexer {
 // The ids of a thread's columns. Those side by side are in one block, where blocks are of so many keys.
 struct Ids {
   const Paged& paged;
-  const topk::Thread& thread;
+  const topk::Columns& columns;
   const int32_t* table;  // null: ids are positions
+  const uint32_t page;
+  const int page_log2;   // -1: the page is no power of two, which is rare
   const bool together;
-  int32_t base[topk::kChunks];
+  const int32_t seen;  // how many columns are
+  uint32_t block;      // of the first column
 
-  // Loads what can be loaded before it is known what is selected. `seen`: how many columns are.
-  __device__ __forceinline__ Ids(const SelectionParameters& params, const topk::Thread& thread, int64_t request,
+  // Loads what can be before it is known what is selected. Entries of further chunks are mostly in the same line.
+  __device__ __forceinline__ Ids(const SelectionParameters& params, const topk::Columns& columns, int64_t request,
                                  int32_t seen)
       : paged(params.paged),
-        thread(thread),
+        columns(columns),
         table(params.slots == 0 ? nullptr : paged.block_tables + request * paged.tables_request),
-        together(table == nullptr || static_cast<uint32_t>(paged.page) % topk::kSide == 0) {
-#pragma unroll
-    for (int chunk = 0; chunk < topk::kChunks; ++chunk) {
-      const int32_t first = topk::first_column(thread, chunk);
-      base[chunk] = first;
-      if (table != nullptr && together && first < seen) base[chunk] = slot(static_cast<uint32_t>(first));
-    }
+        page(static_cast<uint32_t>(paged.page)),
+        page_log2((page & page - 1) == 0 ? __ffs(paged.page) - 1 : -1),
+        together(table == nullptr || page % topk::kSide == 0),
+        seen(seen) {
+    block = entry_of(0);
   }
 
-  __device__ __forceinline__ int32_t operator()(int chunk, int i) const {
-    return together ? base[chunk] + i : slot(static_cast<uint32_t>(base[chunk] + i));
+  // The id of the first column in a chunk, or its position where others do not follow from it.
+  __device__ __forceinline__ int32_t first(int chunk) const {
+    const uint32_t position = static_cast<uint32_t>(columns.of(chunk));
+    if (table == nullptr || !together) return static_cast<int32_t>(position);
+    const uint32_t of_chunk = chunk == 0 ? block : entry_of(chunk);
+    return static_cast<int32_t>(of_chunk * page + position - block_of(position) * page);
+  }
+
+  __device__ __forceinline__ int32_t operator()(int32_t first, uint32_t i) const {
+    const uint32_t position = static_cast<uint32_t>(first) + i;
+    if (together) return static_cast<int32_t>(position);
+    const uint32_t entry = block_of(position);
+    const uint32_t block = static_cast<uint32_t>(table[entry * paged.tables_block]);
+    return static_cast<int32_t>(block * page + position - entry * page);
   }
 
  private:
-  __device__ __forceinline__ int32_t slot(uint32_t position) const {
-    const uint32_t page = static_cast<uint32_t>(paged.page);
-    const uint32_t block = static_cast<uint32_t>(table[position / page * paged.tables_block]);
-    return static_cast<int32_t>(block * page + position % page);
+  __device__ __forceinline__ uint32_t entry_of(int chunk) const {
+    const int32_t position = columns.of(chunk);
+    if (table == nullptr || !together || position >= seen) return 0;
+    return static_cast<uint32_t>(table[block_of(static_cast<uint32_t>(position)) * paged.tables_block]);
+  }
+
+  // The number of a position's block in the table.
+  __device__ __forceinline__ uint32_t block_of(uint32_t position) const {
+    return page_log2 >= 0 ? position >> page_log2 : position / page;
   }
 };
 
 __device__ __forceinline__ void select_short_row(uint8_t* shared_memory, const SelectionParameters& params) {
   using namespace topk;
-  ShortStorage& storage = *reinterpret_cast<ShortStorage*>(shared_memory);
-  uint32_t* bins = short_bins(shared_memory);
   const Thread thread;
-  const int64_t request = blockIdx.x / static_cast<uint32_t>(params.rows);
-  const int32_t query = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.rows));
-  // Lengths are the only limits.
-  __builtin_assume(params.starts == nullptr);
-  __builtin_assume(params.ends == nullptr);
+  uint32_t* bins = short_bins(shared_memory);
   clear_own_bins(thread, bins);
-  // Scores, lengths and tables may be read, and results written, from here on.
-  griddepcontrol_wait();
-  const Row row(params, request, query, seen_keys(params.paged, request, query));
-  const Ids ids(params, thread, request, row.end);
+  Exchange exchange(*reinterpret_cast<ShortStorage*>(shared_memory), thread);
+  const uint32_t place = exchange.row();
+  const uint32_t rows = static_cast<uint32_t>(params.rows);
+  const uint32_t request = rows == 1 ? place : place / rows;
+  const uint32_t query = place - request * rows;
+  // What no kernel of the call writes may be read before those that score have ended; the first one of them has waited
+  // for all that came before the call.
+  const Row row(Row::scores_of(params, request, query), seen_keys(params.paged, request, static_cast<int32_t>(query)));
+  const Columns columns(thread, row, exchange.rank, exchange.parts);
+  const Ids ids(params, columns, request, row.end);
   OwnScores scores(thread, bins);
-  load_own(thread, row, scores);
-  const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
-  if (params.lse != nullptr) {
-    const float lse = short_lse(storage, thread, scores, selection, params.lse_base2 != 0);
-    if (thread.index == 0) params.lse[request * params.lse_batch + query * params.lse_row] = lse;
-  }
-  write_short(thread, params, Target(params, request, query), scores, selection, ids,
-              params.count + request * params.count_batch + query * params.count_row);
+  exchange.begin();
+  // Scores are there, and results may be written, from here on.
+  griddepcontrol_wait();
+  LoadedScores(row, columns).keep(scores);
+  const ShortSelection selection = write_short(exchange, bins, params, row, columns, scores, request, query, ids);
+  if (params.lse == nullptr) return;
+  const float lse = short_lse(exchange, columns, scores, selection, params.lse_base2 != 0);
+  if (exchange.rank == 0 && thread.index == 0) params.lse[request * params.lse_batch + query * params.lse_row] = lse;
 }
 
 }  // namespace cupymla::paged_indexer

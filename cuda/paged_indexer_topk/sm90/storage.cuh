@@ -18,11 +18,6 @@
 
 namespace cupymla::paged_indexer {
 
-struct Start {
-  int32_t request;
-  int64_t offset;  // of the first tile, among those of the request's query tiles
-};
-
 struct alignas(1024) Storage {
   uint8_t q[ThisConfig::kQueryBuffers][ThisConfig::kColumnTiles]
            [ThisConfig::kQueries * ThisConfig::kHeads * ThisConfig::kSpan];
@@ -33,9 +28,6 @@ struct alignas(1024) Storage {
   int32_t ends[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // keys that a query sees; 0 for one that is not there
   float k_scale[ThisConfig::kHasScales ? ThisConfig::kStages : 1][ThisConfig::kTileKeys];
   uint32_t there[ThisConfig::kStages][2];  // a bit per key: whether its block is in the cache
-
-  uint64_t warp_sums[ThisConfig::kThreads / 32];
-  Start start;
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
   Mbarrier k_full[ThisConfig::kStages], k_free[ThisConfig::kStages];

@@ -5,51 +5,35 @@
 
 #include "../../common/math.cuh"
 #include "../../common/memory.cuh"
+#include "../../common/tma.cuh"
+#include "../../common/warp.cuh"
 #include "lengths.cuh"
 #include "storage.cuh"
 
 namespace cupymla::paged_indexer {
 
-__device__ __forceinline__ int32_t key_tiles(const ScoringParameters& params, int32_t request) {
-  return (most_seen_keys(params.paged, request) + ThisConfig::kTileKeys - 1) / ThisConfig::kTileKeys;
-}
-
-struct Sum {
-  uint64_t before;  // of the threads before this one
-  uint64_t total;
-};
-
-// Running sums over all threads. Synchronised after.
-__device__ __forceinline__ Sum block_scan(Storage& storage, uint64_t value) {
-  constexpr int kWarps = ThisConfig::kThreads / 32;
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  uint64_t inclusive = value;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint64_t lower = __shfl_up_sync(0xffffffffu, inclusive, step);
-    if (lane >= step) inclusive += lower;
-  }
-  if (lane == 31) storage.warp_sums[warp] = inclusive;
-  __syncthreads();
-  Sum sum{inclusive - value, 0};
-#pragma unroll
-  for (int other = 0; other < kWarps; ++other) {
-    const uint64_t all = storage.warp_sums[other];
-    sum.total += all;
-    if (other < warp) sum.before += all;
-  }
-  __syncthreads();
-  return sum;
+__device__ __forceinline__ int32_t key_tiles(int32_t seen) {
+  return static_cast<int32_t>((static_cast<uint32_t>(seen) + ThisConfig::kTileKeys - 1) / ThisConfig::kTileKeys);
 }
 
 // A CTA's tiles.
 struct Share {
-  Start start;
+  int32_t request;  // of the first one
+  int32_t seen;     // keys of that request
+  int64_t offset;   // of the first one, among those of the request's query tiles
   int64_t tiles;
 };
 
-// Brings tables into L2 while the lengths are on their way: what is looked up in them depends on those. Tables that are
-// large together are left alone, for most of them may be beyond the lengths.
+// Prefetches bring into L2 what is needed once the lengths are known, while they are on their way. Nothing depends on
+// what they guess.
+
+__device__ __forceinline__ void prefetch_lengths(const Paged& paged, uint32_t thread) {
+  if (thread >= static_cast<uint32_t>(paged.requests)) return;
+  prefetch_l2(paged.context_lens + thread * paged.lens_request);
+}
+
+// Tables, for what is looked up in them depends on the lengths. Those that are large together are left alone: most of
+// them may be beyond the lengths.
 __device__ __forceinline__ void prefetch_tables(const Paged& paged) {
   constexpr uint32_t kMostLines = 2048, kLineBlocks = 32;
   const uint32_t blocks = (static_cast<uint32_t>(paged.columns) + paged.page - 1) / static_cast<uint32_t>(paged.page);
@@ -61,48 +45,96 @@ __device__ __forceinline__ void prefetch_tables(const Paged& paged) {
   prefetch_l2(paged.block_tables + line / lines * paged.tables_request + line % lines * kLineBlocks);
 }
 
-// Called by all threads. `storage.start` is written by the thread that meets the first tile. Code that runs once is
-// kept short: an SM that starts has to fetch it.
-__device__ __forceinline__ Share share_of_cta(Storage& storage, const ScoringParameters& params) {
+// By one warp: the first queries of the request that is this CTA's, if all are about as long.
+__device__ __forceinline__ void prefetch_queries(const ScoringParameters& params, const TensorMap& q_map, int lane) {
+  if (static_cast<uint32_t>(params.paged.requests) > gridDim.x) return;
+  const int32_t request =
+      static_cast<int32_t>(blockIdx.x * static_cast<uint32_t>(params.paged.requests) / gridDim.x);
+  if (lane < ThisConfig::kColumnTiles) {
+    tma_prefetch_4d(q_map, lane * ThisConfig::kSpan / ThisConfig::kElementBytes, 0, 0, request);
+  }
+#pragma unroll
+  for (int first = 0; first < ThisConfig::kHeads; first += 32) {
+    const int head = first + lane;
+    if (head >= params.heads) break;
+    const int64_t weight = request * params.weights_request + head * params.weights_head;
+    prefetch_l2(params.weights + weight * (params.bf16_weights != 0 ? 2 : 4));
+    if (params.q_scale == nullptr) continue;
+    prefetch_l2(params.q_scale + request * params.q_scale_request + head * params.q_scale_head);
+  }
+}
+
+// The block of a thread's key, of one request's alone, whose tiles are one to a CTA where that is enough; -1: none.
+__device__ __forceinline__ int32_t guessed_block(const Paged& paged, uint32_t thread) {
+  const uint32_t key = blockIdx.x * ThisConfig::kTileKeys + thread;
+  const bool there =
+      thread < ThisConfig::kTileKeys && paged.requests == 1 && key < static_cast<uint32_t>(paged.columns);
+  return there ? paged.block_tables[key / static_cast<uint32_t>(paged.page) * paged.tables_block] : -1;
+}
+
+__device__ __forceinline__ void prefetch_key(const ScoringParameters& params, int32_t block, uint32_t thread) {
+  if (static_cast<uint32_t>(block) >= static_cast<uint32_t>(params.paged.blocks)) return;
+  const uint32_t place = (blockIdx.x * ThisConfig::kTileKeys + thread) % static_cast<uint32_t>(params.paged.page);
+  const uint8_t* keys = params.cache + block * params.block_bytes;
+#pragma unroll
+  for (int first = 0; first < ThisConfig::kRowBytes; first += 128) {
+    prefetch_l2(keys + place * params.row_bytes + first);
+  }
+  if constexpr (ThisConfig::kHasScales) prefetch_l2(keys + params.scales_offset + int64_t{place} * 4);
+}
+
+// Called by all lanes of a warp; each warp does the same. Tiles of all requests together are fewer than 2^32, for their
+// scores lie in memory.
+__device__ __forceinline__ Share share_of_cta(const ScoringParameters& params) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t requests = params.paged.requests;
-  constexpr int32_t kThreads = ThisConfig::kThreads;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  uint64_t own = 0;
+  const int64_t query_tiles = params.query_tiles;
+  // Neighbouring requests by each lane.
+  const int32_t own_requests = static_cast<int32_t>((static_cast<uint32_t>(requests) + 31) / 32);
+  int32_t first = min(lane * own_requests, requests);
+  int32_t end = min(first + own_requests, requests);
+  uint32_t own = 0;
+  int32_t seen = 0;
 #pragma unroll 1
-  for (int64_t request = thread; request < requests; request += kThreads) {
-    own += static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(request)));
+  for (int32_t request = first; request < end; ++request) {
+    seen = most_seen_keys(params.paged, request);
+    own += static_cast<uint32_t>(key_tiles(seen));
   }
-  Sum sum = block_scan(storage, own);
-  // From here on tiles of keys times query tiles.
-  const uint64_t query_tiles = static_cast<uint32_t>(params.query_tiles);
-  const uint64_t total = sum.total * query_tiles;
-  const uint64_t each = static_cast<uint64_t>(quotient(static_cast<int64_t>(total + gridDim.x - 1), gridDim.x));
-  const uint64_t first = blockIdx.x * each;
-  if (first >= total) return {{0, 0}, 0};
-  // Where there are no more requests than threads, all is known already.
-  uint64_t before = 0;
+  uint32_t inclusive = warp_scan(own, lane);
+  const int64_t total = __shfl_sync(0xffffffffu, inclusive, 31) * query_tiles;
+  const int64_t each = quotient(total + gridDim.x - 1, gridDim.x);
+  const int64_t begin = blockIdx.x * each;
+  if (begin >= total) return {0, 0, 0, 0};
+  // The lane that has the first tile's request, then the one of its requests.
+  int64_t before = 0;
+  int from = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, begin < inclusive * query_tiles))) - 1;
+  if (own_requests > 1) {
+    before = __shfl_sync(0xffffffffu, inclusive - own, from);
+    end = __shfl_sync(0xffffffffu, end, from);
+    first = __shfl_sync(0xffffffffu, first, from);
 #pragma unroll 1
-  for (int64_t base = 0;;) {
-    if (requests > kThreads) {
-      const bool there = base + thread < requests;
-      own = there ? static_cast<uint32_t>(key_tiles(params, static_cast<int32_t>(base + thread))) : 0;
-      sum = block_scan(storage, own);
+    for (;; first += 32) {
+      seen = first + lane < end ? most_seen_keys(params.paged, first + lane) : 0;
+      own = static_cast<uint32_t>(key_tiles(seen));
+      inclusive = warp_scan(own, lane);
+      const uint32_t lanes = __ballot_sync(0xffffffffu, begin < (before + inclusive) * query_tiles);
+      from = __ffs(static_cast<int>(lanes)) - 1;
+      if (lanes != 0) break;
+      before += __shfl_sync(0xffffffffu, inclusive, 31);
     }
-    const uint64_t begin = (before + sum.before) * query_tiles;
-    if (begin <= first && first < begin + own * query_tiles) {
-      storage.start = {static_cast<int32_t>(base + thread), static_cast<int64_t>(first - begin)};
-    }
-    before += sum.total;
-    base += kThreads;
-    if (before * query_tiles > first || base >= requests) break;
+  } else {
+    first = 0;
   }
-  __syncthreads();
-  return {storage.start, static_cast<int64_t>(total - first < each ? total - first : each)};
+  before += __shfl_sync(0xffffffffu, inclusive - own, from);
+  const int64_t left = total - begin;
+  seen = __shfl_sync(0xffffffffu, seen, from);
+  return {first + from, seen, begin - before * query_tiles, left < each ? left : each};
 }
 
 // Neighbouring key tiles of one query tile.
 struct Run {
   int32_t request, query_tile;
+  int32_t seen;        // keys of the request
   int32_t first, end;  // key tiles
 
   __device__ __forceinline__ int32_t first_query() const { return query_tile * ThisConfig::kQueries; }
@@ -110,29 +142,28 @@ struct Run {
 
 struct RunIterator {
   const ScoringParameters& params;
-  int64_t left;         // tiles of the CTA
-  int64_t offset;       // of the next one, among the request's
-  int64_t remaining;    // of the request, from there on
+  int64_t left;       // tiles of the CTA
+  int64_t offset;     // of the next one, among the request's
+  int64_t remaining;  // of the request, from there on
   int32_t request;
-  int32_t tiles;        // of a query tile of the request
+  int32_t seen;       // keys of the request
+  int32_t tiles;      // of a query tile of the request
 
   __device__ __forceinline__ RunIterator(const ScoringParameters& params, const Share& share)
-      : params(params),
-        left(share.tiles),
-        offset(share.start.offset),
-        remaining(0),
-        request(share.start.request - 1),
-        tiles(0) {}
+      : params(params), left(share.tiles), offset(share.offset), request(share.request) {
+    enter(share.seen);
+  }
 
   // The next run; false where there is none.
   __device__ __forceinline__ bool next(Run& run) {
     if (left == 0) return false;
     while (remaining == 0) {
-      tiles = key_tiles(params, ++request);
-      remaining = static_cast<int64_t>(tiles) * params.query_tiles - offset;
+      ++request;
+      enter(most_seen_keys(params.paged, request));
     }
     run.request = request;
-    run.query_tile = static_cast<int32_t>(quotient(offset, tiles));
+    run.seen = seen;
+    run.query_tile = params.query_tiles == 1 ? 0 : static_cast<int32_t>(quotient(offset, tiles));
     run.first = static_cast<int32_t>(offset - static_cast<int64_t>(run.query_tile) * tiles);
     run.end = left < tiles - run.first ? run.first + static_cast<int32_t>(left) : tiles;
     const int32_t taken = run.end - run.first;
@@ -140,6 +171,13 @@ struct RunIterator {
     remaining -= taken;
     offset = remaining == 0 ? 0 : offset + taken;
     return true;
+  }
+
+ private:
+  __device__ __forceinline__ void enter(int32_t keys) {
+    seen = keys;
+    tiles = key_tiles(keys);
+    remaining = static_cast<int64_t>(tiles) * params.query_tiles - offset;
   }
 };
 

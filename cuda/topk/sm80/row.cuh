@@ -17,12 +17,25 @@ struct Row {
 
   // `limit`: no column from there on is visible.
   __device__ __forceinline__ Row(const Parameters& params, int64_t batch, int64_t row, int32_t limit) {
-    scores = reinterpret_cast<const Bits*>(params.scores) + batch * params.scores_batch + row * params.scores_row;
+    scores = scores_of(params, batch, row);
     begin = 0;
     end = limit;
     if (params.starts != nullptr) begin = clamped(params.starts[batch * params.starts_batch + row * params.starts_row]);
     if (params.ends != nullptr) end = min(end, clamped(params.ends[batch * params.ends_batch + row * params.ends_row]));
     begin = min(begin, end);
+    find_groups();
+  }
+
+  // The first `end` columns are visible.
+  __device__ __forceinline__ Row(const Bits* scores, int32_t end) : scores(scores), begin(0), end(end) {
+    find_groups();
+  }
+
+  static __device__ __forceinline__ const Bits* scores_of(const Parameters& params, int64_t batch, int64_t row) {
+    return reinterpret_cast<const Bits*>(params.scores) + batch * params.scores_batch + row * params.scores_row;
+  }
+
+  __device__ __forceinline__ void find_groups() {
     offset = -static_cast<int32_t>(reinterpret_cast<uint64_t>(scores) % 16 / sizeof(Bits));
     first_group = group_of(begin);
     groups = begin < end ? group_of(end - 1) + 1 - first_group : 0;

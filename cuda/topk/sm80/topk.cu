@@ -1,8 +1,8 @@
 // The largest scores of each row, exact and in a total order: a CTA takes a row, or a cluster where rows are few.
 // README.md says how.
 //
-// CUPYMLA_SCORES: type of the scores, 0 fp32, 1 bf16, 2 fp16. CUPYMLA_SHORT: columns of a thread that keeps them in
-// registers, where ids ascend; 0 for all other rows.
+// CUPYMLA_SCORES: type of the scores, 0 fp32, 1 bf16, 2 fp16. CUPYMLA_SHORT: columns of a thread that keeps them, where
+// ids ascend; 0 for all other rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster keep a row together.
 #include "../../common/entry.cuh"
 #if CUPYMLA_SHORT
 #include "short_row.cuh"
@@ -16,18 +16,18 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   extern __shared__ __align__(16) uint8_t shared_memory[];
   const Thread thread;
 #if CUPYMLA_SHORT
-  ShortStorage& storage = *reinterpret_cast<ShortStorage*>(shared_memory);
   uint32_t* bins = short_bins(shared_memory);
   clear_own_bins(thread, bins);
-  const int64_t batch = blockIdx.x / static_cast<uint32_t>(params.rows);
-  const int64_t number = blockIdx.x % static_cast<uint32_t>(params.rows);
+  Exchange exchange(*reinterpret_cast<ShortStorage*>(shared_memory), thread);
+  const uint32_t place = exchange.row();
+  const uint32_t batch = place / static_cast<uint32_t>(params.rows);
+  const uint32_t number = place % static_cast<uint32_t>(params.rows);
   const Row row(params, batch, number, params.columns);
+  const Columns columns(thread, row, exchange.rank, exchange.parts);
   OwnScores scores(thread, bins);
-  load_own(thread, row, scores);
-  const ShortSelection selection = select_short(storage, bins, thread, scores, row.visible(), params.topk);
-  const auto id = [&thread](int chunk, int i) { return first_column(thread, chunk) + i; };
-  write_short(thread, params, Target(params, batch, number), scores, selection, id,
-              params.count + batch * params.count_batch + number * params.count_row);
+  LoadedScores(row, columns).keep(scores);
+  exchange.begin();
+  write_short(exchange, bins, params, row, columns, scores, batch, number, ColumnIds{columns});
 #else
   Storage& storage = *reinterpret_cast<Storage*>(shared_memory);
   const Arrays arrays(shared_memory + sizeof(Storage), params);

@@ -92,7 +92,7 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
     """The launch that selects from a chunk's scores. Raises UnsupportedError."""
     require(arch)
     chosen = selection.plan(problem, arch, multiprocessors)
-    return replace(chosen, source=variant(arch, own=chosen.own))
+    return replace(chosen, source=variant(arch, own=chosen.own, clustered=bool(chosen.own) and chosen.cluster > 1))
 
 
 def require(arch: Arch) -> None:
@@ -101,18 +101,18 @@ def require(arch: Arch) -> None:
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
 
 
-def variant(arch: Arch, *, own: int = 0) -> KernelSource:
-    """The kernel that selects; `own`: as of `topk.plan.variant`. Raises UnsupportedError when the target has none."""
+def variant(arch: Arch, *, own: int = 0, clustered: bool = False) -> KernelSource:
+    """The kernel that selects; arguments as of `topk.plan.variant`. Raises UnsupportedError when there is none."""
     require(arch)
-    return KernelSource(SOURCE, OPERATOR, (("CUPYMLA_SHORT", own),), arch.name)
+    return KernelSource(SOURCE, OPERATOR, selection.short_defines(own, clustered), arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """The kernel variants that are compiled ahead of use, of one target or of all: with those that score."""
     selecting = tuple(
-        variant(arches.named(name), own=own)
+        variant(arches.named(name), own=own, clustered=clustered)
         for name in TARGETS
         if arch_name in (None, name)
-        for own in (0, *selection.OWN_COLUMNS)
+        for own, clustered in selection.short_variants(clusters=True)
     )
     return (*selecting, *scoring.sources(arch_name))

@@ -101,8 +101,9 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
     _require(arch)
     if (short := selection.short_plan(problem, arch, multiprocessors)) is not None:
         # CTAs come while those that score end: the first multiprocessors that are free would get more than one.
-        alone = _ALONE_BYTES if problem.batch * problem.rows <= multiprocessors else 0
-        return replace(short, source=variant(arch, own=short.own), least_bytes=alone)
+        alone = _ALONE_BYTES if short.ctas <= multiprocessors else 0
+        source = variant(arch, own=short.own, clustered=short.cluster > 1)
+        return replace(short, source=source, least_bytes=alone)
     chosen = replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
     rows = problem.batch * problem.rows
     if rows <= multiprocessors:
@@ -131,14 +132,15 @@ def scoring_variant(
     return replace(like, path=f"{OPERATOR}/sm90/{SCORING}.cu", entry=SCORING)
 
 
-def variant(arch: Arch, *, own: int = 0) -> KernelSource:
-    """The kernel that selects; `own`: as of `topk.plan.variant`. Raises UnsupportedError when the target has none."""
+def variant(arch: Arch, *, own: int = 0, clustered: bool = False) -> KernelSource:
+    """The kernel that selects; arguments as of `topk.plan.variant`. Raises UnsupportedError when there is none."""
     _require(arch)
-    return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, (("CUPYMLA_SHORT", own),), arch.name)
+    defines = selection.short_defines(own, clustered)
+    return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, defines, arch.name)
 
 
 def _selections(arch: Arch) -> tuple[KernelSource, ...]:
-    return tuple(variant(arch, own=own) for own in (0, *selection.OWN_COLUMNS))
+    return tuple(variant(arch, own=own, clustered=clustered) for own, clustered in selection.short_variants(True))
 
 
 def _require(arch: Arch) -> None:

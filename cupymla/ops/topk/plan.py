@@ -38,6 +38,20 @@ _MOST_SORTED = 8192
 OWN_COLUMNS = (8, 32)
 """Columns of a thread where one CTA keeps a row, in registers or in shared memory (cuda/topk/sm80/short_row.cuh)."""
 
+_KEEPING_CLUSTERS = (8, 4, 2)
+"""CTAs that keep a row together, in shared memory, where rows are too few for all multiprocessors."""
+
+_ALONE_COLUMNS = OWN_COLUMNS[0] * MOST_THREADS
+"""Up to so many columns a CTA keeps its row in registers."""
+
+_KEPT_COLUMNS = (8, 16)
+"""Columns of a thread of such a cluster. Sixteen: each warp takes its time to run through the code, whatever it keeps.
+Eight, where else threads would be fewer than entries are wanted, and there would be no bound
+(cuda/topk/sm80/short_row.cuh)."""
+
+_LEAST_SHARE = 4096
+"""Columns of a CTA of such a cluster, at least: with fewer, histograms would have too few bins."""
+
 _MANY_OWN_COLUMNS = 24576
 """And up to how many columns where rows are more than multiprocessors: a CTA that is alone there loads while nobody
 selects. On an H100, 4096 rows of 16384 and 32768 columns: 295 and 578 us, 403 and 551 for rows of any length."""
@@ -58,7 +72,7 @@ class Plan:
         streamed: whether rows may be read once with a threshold from a sample.
         bitmap_words: of 32 columns.
         sorted: entries that are sorted in one piece; 0 where none are.
-        own: columns of a thread where the CTA keeps its row; then the four above are 0.
+        own: columns of a thread where a CTA or a cluster keeps its row; then the four above are 0.
         least_bytes: of shared memory behind what the kernel itself has.
     """
 
@@ -88,19 +102,37 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
 
 
 def short_plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan | None:
-    """The launch where a CTA can keep a row; None for longer ones, and where ids are sorted by score.
+    """The launch where a CTA or a cluster can keep a row; None for longer ones, and where ids are sorted by score.
 
     Raises UnsupportedError when the grid cannot be that large.
     """
-    own = next((own for own in OWN_COLUMNS if problem.columns <= own * MOST_THREADS), 0)
-    if not own or problem.options.order != "index":
+    if problem.options.order != "index":
         return None
-    if problem.batch * problem.rows > multiprocessors and problem.columns > _MANY_OWN_COLUMNS:
+    rows = _rows(problem, arch)
+    if has_clusters(arch) and problem.columns > _ALONE_COLUMNS:
+        for cluster in _KEEPING_CLUSTERS:
+            share = -(-problem.columns // cluster)
+            if rows * cluster <= multiprocessors and _LEAST_SHARE <= share <= OWN_COLUMNS[1] * MOST_THREADS:
+                return _keeping_cluster(problem, arch, cluster)
+    own = next((own for own in OWN_COLUMNS if problem.columns <= own * MOST_THREADS), 0)
+    if not own or (rows > multiprocessors and problem.columns > _MANY_OWN_COLUMNS):
         return None
     threads = max(1, -(-problem.columns // (32 * own))) * 32
-    source = variant(arch, scores=problem.dtype, own=own)
-    chosen = Plan(source, _rows(problem, arch), threads, 1, 0, False, 0, 0, own)
+    chosen = Plan(variant(arch, scores=problem.dtype, own=own), rows, threads, 1, 0, False, 0, 0, own)
     return chosen if chosen.array_bytes <= arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES else None
+
+
+def _keeping_cluster(problem: Problem, arch: Arch, cluster: int) -> Plan:
+    own = OWN_COLUMNS[1]
+    columns = -(-problem.columns // cluster)
+    most, least = (-(-columns // (32 * kept)) * 32 for kept in _KEPT_COLUMNS)
+    bounded = -(-problem.topk // (32 * cluster)) * 32
+    threads = min(_THREADS, max(least, min(most, bounded)))
+    if columns > threads * own:
+        threads = MOST_THREADS
+    source = variant(arch, scores=problem.dtype, own=own, clustered=True)
+    rows = problem.batch * problem.rows
+    return Plan(source, rows * cluster, threads, cluster, 0, False, 0, 0, own)
 
 
 def _rows(problem: Problem, arch: Arch) -> int:
@@ -142,13 +174,14 @@ def has_clusters(arch: Arch) -> bool:
     return arch.capability >= (9, 0)
 
 
-def variant(arch: Arch, *, scores: str = "float32", own: int = 0) -> KernelSource:
+def variant(arch: Arch, *, scores: str = "float32", own: int = 0, clustered: bool = False) -> KernelSource:
     """A kernel variant.
 
     Args:
         arch: the target; sm_90 stands for sm_90a, too.
         scores: their dtype.
         own: columns of a thread that keeps them, of `OWN_COLUMNS`; 0 for rows of any length.
+        clustered: whether the CTAs of a cluster keep a row together, with the larger of `OWN_COLUMNS`.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -157,16 +190,27 @@ def variant(arch: Arch, *, scores: str = "float32", own: int = 0) -> KernelSourc
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", ", ".join(TARGETS) + ", or the CPU")
     if type(scores) is not str or scores not in DTYPES:
         raise InputError("scores", " or ".join(map(repr, DTYPES)), shown(scores), OPERATOR)
-    defines = (("CUPYMLA_SCORES", DTYPES.index(scores)), ("CUPYMLA_SHORT", own))
+    defines = (("CUPYMLA_SCORES", DTYPES.index(scores)), *short_defines(own, clustered))
     return KernelSource(SOURCE, OPERATOR, defines, name)
+
+
+def short_defines(own: int, clustered: bool) -> tuple[tuple[str, int], ...]:
+    """What a variant's source takes of `own` and `clustered`; also of the operators that select from their scores."""
+    return (("CUPYMLA_SHORT", own), ("CUPYMLA_CLUSTER", int(clustered)))
+
+
+def short_variants(clusters: bool) -> tuple[tuple[int, bool], ...]:
+    """All `own` and `clustered` that plans choose, with clusters or without."""
+    alone = tuple((own, False) for own in (0, *OWN_COLUMNS))
+    return (*alone, (OWN_COLUMNS[1], True)) if clusters else alone
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
     return tuple(
-        variant(arches.named(name), scores=dtype, own=own)
+        variant(arches.named(name), scores=dtype, own=own, clustered=clustered)
         for name in TARGETS
         if arch_name in (None, name)
         for dtype in DTYPES
-        for own in (0, *OWN_COLUMNS)
+        for own, clustered in short_variants(has_clusters(arches.named(name)))
     )

@@ -22,6 +22,11 @@ const Region* Regions::find(uint64_t address) const {
   return after == regions_ ? nullptr : after - 1;
 }
 
+bool Regions::never_written(uint64_t address) const {
+  const Region* found = find(address);
+  return found && address - found->base < found->size && !found->writable;
+}
+
 void Regions::refuse(uint64_t address, uint64_t bytes, uint32_t how) const {
   const auto at = static_cast<unsigned long long>(address), count = static_cast<unsigned long long>(bytes);
   const char* doing = how & kStores ? "write" : "read";
@@ -85,7 +90,9 @@ void use_global(Thread& t, uint64_t address, uint32_t bytes, uint32_t how, const
     if (how & kStores && in_parameters(t, address)) broken("write to a parameter");
     return;
   }
-  if (!t.released) require_released(t, address, instruction);
+  if (!t.released && (how & kStores || !the->regions.never_written(address))) {
+    require_released(t, address, instruction);
+  }
   the->regions.use(address, bytes, how);
 }
 

@@ -29,6 +29,8 @@ class Regions {
   // `beside`: launches that may still run when this one, a dependent one, begins.
   void set(const Region* regions, uint32_t count, uint32_t launch, const uint32_t* beside, uint32_t beside_count);
   bool any() const { return count_ != 0; }
+  // Whether that is of an array that no launch may write to.
+  bool never_written(uint64_t address) const;
   void use(uint64_t address, uint64_t bytes, uint32_t how);
   void tell(uint64_t address, uint64_t bytes, uint32_t how) const { watcher_(address, bytes, how); }
 

@@ -268,8 +268,9 @@ inline unsigned char* generic(uint64_t address, uint32_t bytes) {
   require_aligned(address, bytes);
   return reinterpret_cast<unsigned char*>(address);
 }
-// In a dependent launch global memory may not be used before the thread's griddepcontrol.wait. What a generic address
-// means is looked at here: shared memory of the cluster, local memory and parameters are free.
+// In a dependent launch global memory may not be used before the thread's griddepcontrol.wait, but for loads from arrays
+// that no launch writes. What a generic address means is looked at here: shared memory of the cluster, local memory and
+// parameters are free.
 void require_released(Thread& t, uint64_t address, const char* instruction);
 bool is_private(Thread& t, uint64_t address);
 bool in_parameters(Thread& t, uint64_t address);
