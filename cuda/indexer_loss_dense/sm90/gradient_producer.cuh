@@ -197,7 +197,7 @@ struct GradientProducer {
     storage.free[ring.stage].wait(ring.free());
     if (lane == 0) {
       storage.first[ring.stage] = -1;
-      storage.full[ring.stage].arrive_and_expect(0);
+      storage.full[ring.stage].arrive();
     }
     finish();
   }
