@@ -90,7 +90,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             markers[place] = pytest.mark.parametrize(names, kept or values, **marker.kwargs).mark
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence."""
     for option in ASKED_FOR:
         if not config.getoption(option):
@@ -102,6 +103,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.xdist_group("gpu"))
+    yield
+    if not gpu_present():
+        config.stash[GPU_TESTS] = leave_one_of_each_gpu_test(items)
+
+
+GPU_TESTS = pytest.StashKey[int]()
+"""Of a machine without a GPU: how many tests need one, of those that were asked for."""
+
+
+def leave_one_of_each_gpu_test(items: list[pytest.Item]) -> int:
+    """Of a GPU test with its parameters one is skipped for all: thousands would take a while. How many there were."""
+    count, kept, seen = 0, [], set()
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            count += 1
+            function = item.nodeid.partition("[")[0]
+            if function in seen:
+                continue
+            seen.add(function)
+        kept.append(item)
+    items[:] = kept
+    return count
 
 
 @pytest.hookimpl(wrapper=True)
@@ -175,10 +198,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit(f"required, and not here: {', '.join(lacking)}", returncode=1)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells xdist how many GPU tests there are."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["gpu_tests"] = session.config.stash.get(GPU_TESTS, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All workers have collected the same; one that died tells nothing."""
+    told = getattr(node, "workeroutput", {}).get("gpu_tests", 0)
+    node.config.stash[GPU_TESTS] = max(told, node.config.stash.get(GPU_TESTS, 0))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in missing():
         terminalreporter.write_line(f"tests that need {name} were skipped: it is not installed")
-    skipped = sum(NO_GPU in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    skipped = terminalreporter.config.stash.get(GPU_TESTS, 0)
     if skipped:
         terminalreporter.write_line(f"{skipped} GPU tests skipped: no CUDA GPU on this machine")
 
