@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "lib" / "setup.sh"
 COMMANDS = ("demo", "test", "bench", "gpu_check", "docs")

@@ -104,7 +104,7 @@ def _build(translation: Translation, entry: str, model: Model, file: Path, facts
         flags = (*_header_flags(), *_KERNEL_FLAGS)
     objects = [_object(text, "unit", flags), *shared]
     cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
-    link = (*_compiler(), "-shared", "-o")
+    link = (*_linker(), "-shared", "-o")
     cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
 
 
@@ -267,6 +267,13 @@ def _compiler() -> tuple[str, ...]:
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
     raise CompileError("the host machine", "needs a C++ compiler: c++, or the package ziglang", "there is none")
+
+
+@functools.lru_cache(maxsize=1)
+def _linker() -> tuple[str, ...]:
+    """The compiler as it links: by gold where both are there, which takes a third of the time of GNU's other linker."""
+    both = shutil.which("c++") is not None and shutil.which("ld.gold") is not None
+    return (*_compiler(), *(("-fuse-ld=gold",) if both else ()))
 
 
 @functools.lru_cache(maxsize=1)
