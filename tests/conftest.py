@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -50,6 +52,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # On a CPU tests compile many programs and run each once or twice, so LLVM's optimisations cost more than they save.
 if not gpu_present():
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+    # Twice as quick to compile. An XLA that does not know a flag ends its process, so it is for those that were tried.
+    if OPTIONAL["jax"]() and importlib.metadata.version("jaxlib").startswith("0.10."):
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
@@ -99,14 +104,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             unasked = [item for item in items if item.get_closest_marker(marker)]
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=unasked)
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[COLLECTED] = {item.path for item in items}, {item.path for item in needing}
     if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.xdist_group("gpu"))
+        for item in needing:
+            item.add_marker(pytest.mark.xdist_group("gpu"))
     yield
     if not gpu_present():
         config.stash[GPU_TESTS] = leave_one_of_each_gpu_test(items)
 
+
+COLLECTED = pytest.StashKey[tuple[set[Path], set[Path]]]()
+"""Files whose tests were collected, asked for or not, and those of them with tests for a GPU."""
 
 GPU_TESTS = pytest.StashKey[int]()
 """Of a machine without a GPU: how many tests need one, of those that were asked for."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from snippets_kit import GROUP, require_success
 
 import cupymla
 from cupymla.ops import registry
@@ -58,12 +59,10 @@ def run(page: str, **settings: str) -> None:
     for package in ("jax", "torch"):
         if re.search(rf"^import {package}\b", code, flags=re.M) and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as users run it
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    require_success(code, **settings)
 
 
+@GROUP
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_code_that_runs(page: str) -> None:
     assert snippets(page)
@@ -72,6 +71,7 @@ def test_every_page_has_code_that_runs(page: str) -> None:
     run(page, JAX_PLATFORMS="cpu")
 
 
+@GROUP
 @pytest.mark.parametrize("page", OPERATORS)
 def test_every_operator_has_an_example_that_runs(page: str) -> None:
     assert snippets(page)

@@ -227,7 +227,7 @@ def test_lines_are_kept_track_of() -> None:
     """An error of the assembler about the translation is told as one about the original."""
     text = kernel("tcgen05.wait::ld.sync.aligned;\nmov.b32 %r1, %rd1;")
     with pytest.raises(PtxError, match="does not assemble") as caught:
-        link(translate(text, "bad.ptx"), model(128))
+        link(translate(text, "bad.ptx"), b"")  # it does not come to the model, which takes seconds to compile
     assert text.splitlines()[caught.value.line - 1] == "mov.b32 %r1, %rd1;"
 
 
