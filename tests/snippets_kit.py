@@ -1,5 +1,7 @@
-"""The docs' programs, each in a process of its own. Processes are forked from one that has imported the frameworks, which
-takes longer than most programs do; on a machine with a GPU each is an interpreter of its own, as for users.
+"""The docs' programs, each in a process of its own.
+
+Processes are forked from one that has imported the frameworks, which takes longer than most programs do. On a machine
+with a GPU each is an interpreter of its own, as for users.
 
 Run as a program, this is that process: it reads programs from its input as JSON, a line each, and answers in kind.
 """
@@ -51,9 +53,14 @@ def _server() -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     started = subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)  # type: ignore[call-overload]
-    atexit.register(started.terminate)
     made: subprocess.Popen[str] = started
+    atexit.register(_end, made)
     return made
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    """It ends when there are no more programs."""
+    server.communicate()
 
 
 def _forked(code: str) -> tuple[int, str]:
