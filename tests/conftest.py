@@ -10,6 +10,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,25 @@ if not gpu_present():
     # Twice as quick to compile. An XLA that does not know a flag ends its process, so it is for those that were tried.
     if OPTIONAL["jax"]() and importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+JAX_PROGRAMS = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
+"""Of the process that starts all others: where they keep compiled programs for each other."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers and programs that tests start compile the same small programs, and end before they gain by it."""
+    if not gpu_present() and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = config.stash[JAX_PROGRAMS] = tempfile.TemporaryDirectory(prefix="cupymla-jax-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.stash.get(JAX_PROGRAMS, None)
+    if folder is not None:
+        del os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
+        folder.cleanup()
+
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
