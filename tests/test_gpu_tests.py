@@ -44,12 +44,13 @@ def test_cannot_begin(broken): pass
 """
 
 
-def test_outcomes_are_counted_by_file(tmp_path: Path) -> None:
+def test_outcomes_are_counted_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pytest names them in its report."""
     folder = tmp_path / "tests" / "deeper"
     folder.mkdir(parents=True)
     (folder / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as below
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
