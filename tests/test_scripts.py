@@ -93,6 +93,19 @@ def own_session(folder: Path, tests: str, *words: str, gpu: bool) -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False).stdout
 
 
+def test_a_group_has_one_worker(tmp_path: Path) -> None:
+    """Else each would make the fixtures of a group for itself, and GPU tests would meet on the GPU."""
+    told = own_session(
+        tmp_path,
+        "import os, pytest\n"
+        "@pytest.mark.gpu\n@pytest.mark.parametrize('k', range(4))\ndef test_many(k): print('by', os.getpid())\n"
+        "@pytest.mark.parametrize('k', range(4))\ndef test_others(k): pass\n",
+        *("-p", "xdist", "-n", "2", "--dist", "loadgroup"),
+        gpu=True,
+    )
+    assert "8 passed" in told and len(set(re.findall(r"by \d+", told))) == 1, told
+
+
 @pytest.mark.parametrize("words", [(), ("-p", "xdist", "-n", "1", "--dist", "loadgroup")], ids=["alone", "workers"])
 def test_gpu_tests_that_are_skipped_are_counted_on_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     """With all their parameters, of which one is shown for all; what is not asked for does not count."""
