@@ -141,7 +141,7 @@ def name_with_group(item: pytest.Item) -> None:
     """What `--dist loadgroup` goes by. xdist 3.8 writes it where pytest 9.2 does not look, and groups nothing."""
     groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
     if groups and "@" not in item.nodeid.rpartition("]")[2]:
-        item._id = type(item.id).parse(f"{item.nodeid}@{'_'.join(groups)}")  # type: ignore[attr-defined]
+        item._id = type(item.id).parse(f"{item.nodeid}@{'_'.join(groups)}")
 
 
 COLLECTED = pytest.StashKey[tuple[set[Path], set[Path]]]()
