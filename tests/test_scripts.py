@@ -215,6 +215,19 @@ def test_one_worker_for_each_core_whatever_openmp_is_told(checkout: Path, progra
     )
 
 
+def test_what_runs_beside_the_tests_is_told_behind_them_and_fails_the_command(checkout: Path, programs: Path) -> None:
+    shutil.copy(ROOT / "scripts" / "test", checkout / "scripts")
+    fake(programs, "nproc", "echo 1")
+    fake(programs, "python", 'echo "said by $2"; [ "$2" != mypy ]')
+    with (checkout / "scripts" / "lib" / "setup.sh").open("a") as file:
+        file.write(f"prepare_environment() {{ PYTHON={programs}/python; }}\nhas_modules() {{ true; }}\n")
+    command = [checkout / "scripts" / "test", "--quick"]
+    done = subprocess.run(command, env={"PATH": str(programs)}, check=False, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "said by pytest\n"
+    told = ["-- pytest", "-- ruff check .", "said by ruff", "-- ruff format --check .", "said by ruff", "-- mypy"]
+    assert done.stderr.splitlines() == [*told, "said by mypy", "error: failed: mypy; "]
+
+
 def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:
     """A plain `torch` on Linux brings several GB of CUDA packages along."""
     text = SETUP.read_text()
