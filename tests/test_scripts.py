@@ -221,7 +221,7 @@ def test_what_runs_beside_the_tests_is_told_behind_them_and_fails_the_command(ch
     fake(programs, "python", 'echo "said by $2"; [ "$2" != mypy ]')
     with (checkout / "scripts" / "lib" / "setup.sh").open("a") as file:
         file.write(f"prepare_environment() {{ PYTHON={programs}/python; }}\nhas_modules() {{ true; }}\n")
-    command = [checkout / "scripts" / "test", "--quick"]
+    command = [str(checkout / "scripts" / "test"), "--quick"]
     done = subprocess.run(command, env={"PATH": str(programs)}, check=False, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "said by pytest\n"
     told = ["-- pytest", "-- ruff check .", "said by ruff", "-- ruff format --check .", "said by ruff", "-- mypy"]
