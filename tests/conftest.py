@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -50,6 +53,28 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # On a CPU tests compile many programs and run each once or twice, so LLVM's optimisations cost more than they save.
 if not gpu_present():
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+    # Twice as quick to compile. An XLA that does not know a flag ends its process, so it is for those that were tried.
+    if OPTIONAL["jax"]() and importlib.metadata.version("jaxlib").startswith("0.10."):
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+JAX_PROGRAMS = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
+"""Of the process that starts all others: where they keep compiled programs for each other."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers and programs that tests start compile the same small programs, and end before they gain by it."""
+    if not gpu_present() and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = config.stash[JAX_PROGRAMS] = tempfile.TemporaryDirectory(prefix="cupymla-jax-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.stash.get(JAX_PROGRAMS, None)
+    if folder is not None:
+        del os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
+        folder.cleanup()
+
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
@@ -90,7 +115,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             markers[place] = pytest.mark.parametrize(names, kept or values, **marker.kwargs).mark
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence."""
     for option in ASKED_FOR:
         if not config.getoption(option):
@@ -98,10 +124,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             unasked = [item for item in items if item.get_closest_marker(marker)]
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=unasked)
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[COLLECTED] = {item.path for item in items}, {item.path for item in needing}
     if config.pluginmanager.hasplugin("xdist"):
+        for item in needing:
+            item.add_marker(pytest.mark.xdist_group("gpu"))
+    yield
+    if not gpu_present():
+        config.stash[GPU_TESTS] = leave_one_of_each_gpu_test(items)
+    if getattr(config.option, "loadgroup", False):
         for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.xdist_group("gpu"))
+            name_with_group(item)
+
+
+def name_with_group(item: pytest.Item) -> None:
+    """What `--dist loadgroup` goes by. xdist 3.8 writes it where pytest 9.2 does not look, and groups nothing."""
+    groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+    if groups and "@" not in item.nodeid.rpartition("]")[2]:
+        item._id = type(item.id).parse(f"{item.nodeid}@{'_'.join(groups)}")
+
+
+COLLECTED = pytest.StashKey[tuple[set[Path], set[Path]]]()
+"""Files whose tests were collected, asked for or not, and those of them with tests for a GPU."""
+
+GPU_TESTS = pytest.StashKey[int]()
+"""Of a machine without a GPU: how many tests need one, of those that were asked for."""
+
+
+def leave_one_of_each_gpu_test(items: list[pytest.Item]) -> int:
+    """Of a GPU test with its parameters one is skipped for all: thousands would take a while. How many there were."""
+    count, kept, seen = 0, [], set()
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            count += 1
+            function = item.nodeid.partition("[")[0]
+            if function in seen:
+                continue
+            seen.add(function)
+        kept.append(item)
+    items[:] = kept
+    return count
 
 
 @pytest.hookimpl(wrapper=True)
@@ -175,10 +237,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit(f"required, and not here: {', '.join(lacking)}", returncode=1)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells xdist how many GPU tests there are."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["gpu_tests"] = session.config.stash.get(GPU_TESTS, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All workers have collected the same; one that died tells nothing."""
+    told = getattr(node, "workeroutput", {}).get("gpu_tests", 0)
+    node.config.stash[GPU_TESTS] = max(told, node.config.stash.get(GPU_TESTS, 0))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in missing():
         terminalreporter.write_line(f"tests that need {name} were skipped: it is not installed")
-    skipped = sum(NO_GPU in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    skipped = terminalreporter.config.stash.get(GPU_TESTS, 0)
     if skipped:
         terminalreporter.write_line(f"{skipped} GPU tests skipped: no CUDA GPU on this machine")
 

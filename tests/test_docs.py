@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from snippets_kit import GROUP, require_success
 
 import cupymla
 from cupymla.ops import registry
@@ -40,7 +41,7 @@ LINKED = [
 
 def text_of(page: str) -> str:
     """Of a page under docs/, or at a path in the repository."""
-    place = DOCS / page if (DOCS / page).exists() else ROOT / page
+    place = ROOT / page if (ROOT / page).exists() else DOCS / page
     return place.read_text(encoding="utf-8")
 
 
@@ -58,12 +59,10 @@ def run(page: str, **settings: str) -> None:
     for package in ("jax", "torch"):
         if re.search(rf"^import {package}\b", code, flags=re.M) and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as users run it
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    require_success(code, **settings)
 
 
+@GROUP
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_code_that_runs(page: str) -> None:
     assert snippets(page)
@@ -72,6 +71,7 @@ def test_every_page_has_code_that_runs(page: str) -> None:
     run(page, JAX_PLATFORMS="cpu")
 
 
+@GROUP
 @pytest.mark.parametrize("page", OPERATORS)
 def test_every_operator_has_an_example_that_runs(page: str) -> None:
     assert snippets(page)
@@ -90,11 +90,14 @@ def test_parts_for_a_gpu_run_there(page: str) -> None:
 # Links ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", LINKED)
-def test_links_lead_somewhere(page: str) -> None:
-    place = ROOT / page
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", place.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (place.parent / target).exists()] == []
+def test_links_lead_somewhere() -> None:
+    missing = [
+        (page, target)
+        for page in LINKED
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text_of(page))
+        if not ((ROOT / page).parent / target).exists()
+    ]
+    assert missing == []
 
 
 def headings(page: Path) -> set[str]:
@@ -104,14 +107,12 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", LINKED)
-def test_links_lead_to_headings_that_are_there(page: str) -> None:
-    place = ROOT / page
-    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", place.read_text(encoding="utf-8"))
+def test_links_lead_to_headings_that_are_there() -> None:
     missing = [
-        f"{target}#{part}"
-        for target, part in links
-        if part not in headings((place.parent / target) if target else place)
+        (page, f"{target}#{part}")
+        for page in LINKED
+        for target, part in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(page))
+        if part not in headings((ROOT / page).parent / target if target else ROOT / page)
     ]
     assert missing == []
 

@@ -17,6 +17,8 @@ from registry_kit import REGISTERED, missing_files
 
 from cupymla.ops import registry
 
+pytestmark = pytest.mark.xdist_group("layering")  # one worker parses all files
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "cupymla"
 CUDA = ROOT / "cuda"

@@ -15,68 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_work import CannotBeRead, Harmless, work
 
 from cupymla.bench.processes import Lost, Processes, status_of
 from cupymla.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class Harmless(Exception):
-    """What the work below raises where its process is as good as before."""
-
-
-class CannotTravel(Exception):
-    """An error that pickle makes nothing of: it takes more than a message."""
-
-    def __init__(self, message: str, more: int) -> None:
-        super().__init__(message)
-        self.more = more
-
-
-class HarmlessButCannotTravel(Harmless, CannotTravel):
-    """The two in one."""
-
-
-class CannotBeRead:
-    """What can be sent, and not be read."""
-
-    def __reduce__(self) -> Any:
-        return _cannot, ()
-
-
-def _cannot() -> None:
-    raise RuntimeError("no such thing here")
-
-
-def work(what: Any) -> Any:
-    """Do as told; otherwise what was told, and in which process."""
-    if what == "harmless but cannot travel":
-        raise HarmlessButCannotTravel("wrong numbers", 2)
-    if what == "cannot be sent":
-        return lambda: None
-    if what == "cannot be read":
-        return CannotBeRead()
-    if what == "say":
-        print("said by the work", flush=True)
-        print("x" * 1_000_000, file=sys.stderr, flush=True)
-    if what == "leave a child":
-        if os.fork() == 0:
-            time.sleep(600)
-        os._exit(4)
-    if what == "a moment":
-        time.sleep(2)
-    if what == "hang":
-        time.sleep(600)
-    if what == "harmless":
-        raise Harmless(f"{os.getpid()}")
-    if what == "raise":
-        raise CannotTravel("no GPU any more", 2)
-    if what == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "exit":
-        os._exit(3)
-    return what, os.getpid()
 
 
 def test_a_process_stays_while_nothing_is_wrong_with_it() -> None:
@@ -243,8 +187,8 @@ def test_nothing_begins_after_the_block_and_what_runs_is_cut_off() -> None:
 
 
 def in_script(body: str, tmp_path: Path, how: str, **others: Any) -> subprocess.Popen[str]:
-    """A script that names this module's work, without a guard of `__main__`."""
-    text = f"from test_processes import *\n{body}"
+    """A script that names the work, without a guard of `__main__`."""
+    text = f"from cupymla.bench.processes import Processes\nfrom process_work import *\n{body}"
     (tmp_path / "script.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), str(ROOT)))}
     words = {"file": [str(tmp_path / "script.py")], "-c": ["-c", text], "input": ["-"]}[how]

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from cupymla import driver
-
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "lib" / "setup.sh"
 COMMANDS = ("demo", "test", "bench", "gpu_check", "docs")
@@ -81,14 +79,49 @@ def test_the_workflow_runs_the_commands() -> None:
     assert re.findall(r"- run: (.+)", workflow) == ["scripts/test --quick", "scripts/test", "scripts/docs"]
 
 
-@pytest.mark.skipif(driver.available(), reason="there is a GPU")
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "workers"])
-def test_gpu_tests_that_are_skipped_are_counted_on_one_line(workers: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, "-m", "gpu"]
-    done = subprocess.run([*command, "tests/test_launch.py"], capture_output=True, text=True, check=False, cwd=ROOT)
-    said = [line for line in done.stdout.splitlines() if "GPU tests skipped" in line]
-    skipped = re.search(r"(\d+) skipped", done.stdout.splitlines()[-1])
-    assert skipped and said == [f"{skipped[1]} GPU tests skipped: no CUDA GPU on this machine"]
+def own_session(folder: Path, tests: str, *words: str, gpu: bool) -> str:
+    """What pytest says of tests that are run with the project's conftest, on a machine with a GPU or without."""
+    (folder / "conftest.py").write_text(
+        f"from cupymla import driver\ndriver.available = lambda: {gpu}\n"
+        f"exec(compile(open({str(ROOT / 'tests' / 'conftest.py')!r}).read(), 'conftest', 'exec'))\n"
+    )
+    (folder / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *words, str(folder)]
+    path = os.pathsep.join((str(folder), str(ROOT), str(ROOT / "tests")))
+    # What is installed beside pytest takes longer to load than the tests run.
+    environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False).stdout
+
+
+def test_a_group_has_one_worker(tmp_path: Path) -> None:
+    """Else each would make the fixtures of a group for itself, and GPU tests would meet on the GPU."""
+    told = own_session(
+        tmp_path,
+        "import os, pytest\n"
+        "@pytest.mark.gpu\n@pytest.mark.parametrize('k', range(4))\ndef test_many(k): print('by', os.getpid())\n"
+        "@pytest.mark.parametrize('k', range(4))\ndef test_others(k): pass\n",
+        *("-p", "xdist", "-n", "2", "--dist", "loadgroup"),
+        gpu=True,
+    )
+    assert "8 passed" in told and len(set(re.findall(r"by \d+", told))) == 1, told
+
+
+@pytest.mark.parametrize("words", [(), ("-p", "xdist", "-n", "1", "--dist", "loadgroup")], ids=["alone", "workers"])
+def test_gpu_tests_that_are_skipped_are_counted_on_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """With all their parameters, of which one is shown for all; what is not asked for does not count."""
+    told = own_session(
+        tmp_path,
+        "import pytest\n"
+        "@pytest.mark.gpu\n@pytest.mark.parametrize('k', range(5))\ndef test_many(k): pass\n"
+        "@pytest.mark.gpu\ndef test_one(): pass\n"
+        "@pytest.mark.parametrize('k', [0, pytest.param(1, marks=pytest.mark.gpu)])\ndef test_some(k): pass\n"
+        "@pytest.mark.gpu\n@pytest.mark.slow\ndef test_slow(): pass\n",
+        *("-m", "not slow", *words),
+        gpu=False,
+    )
+    said = [line for line in told.splitlines() if "GPU tests skipped" in line]
+    assert said == ["7 GPU tests skipped: no CUDA GPU on this machine"], told
+    assert "1 passed, 3 skipped" in told, told
 
 
 @pytest.mark.parametrize(
@@ -182,6 +215,19 @@ def test_one_worker_for_each_core_whatever_openmp_is_told(checkout: Path, progra
     )
 
 
+def test_what_runs_beside_the_tests_is_told_behind_them_and_fails_the_command(checkout: Path, programs: Path) -> None:
+    shutil.copy(ROOT / "scripts" / "test", checkout / "scripts")
+    fake(programs, "nproc", "echo 1")
+    fake(programs, "python", 'echo "said by $2"; [ "$2" != mypy ]')
+    with (checkout / "scripts" / "lib" / "setup.sh").open("a") as file:
+        file.write(f"prepare_environment() {{ PYTHON={programs}/python; }}\nhas_modules() {{ true; }}\n")
+    command = [str(checkout / "scripts" / "test"), "--quick"]
+    done = subprocess.run(command, env={"PATH": str(programs)}, check=False, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "said by pytest\n"
+    told = ["-- pytest", "-- ruff check .", "said by ruff", "-- ruff format --check .", "said by ruff", "-- mypy"]
+    assert done.stderr.splitlines() == [*told, "said by mypy", "error: failed: mypy; "]
+
+
 def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:
     """A plain `torch` on Linux brings several GB of CUDA packages along."""
     text = SETUP.read_text()
@@ -214,23 +260,17 @@ def test_tests_after_a_fault_are_not_blamed_for_it(tmp_path: Path) -> None:
         "        def synchronize(self):\n"
         "            if self.faulted: raise cuda.runtime.CUDARuntimeError('an illegal memory access')\n"
     )
-    (tmp_path / "conftest.py").write_text(
-        "from cupymla import driver\ndriver.available = lambda: True\n"
-        f"exec(compile(open({str(ROOT / 'tests' / 'conftest.py')!r}).read(), 'conftest', 'exec'))\n"
-    )
-    (tmp_path / "test_it.py").write_text(
+    told = own_session(
+        tmp_path,
         "import cupy, pytest\n"
         "@pytest.mark.gpu\ndef test_wrong(): assert False, 'wrong numbers'\n"
         "@pytest.mark.gpu\ndef test_right(): cupy.cuda.Device(0).synchronize()\n"
         "@pytest.mark.gpu\ndef test_faults():\n"
         "    cupy.cuda.Device.faulted = True\n    cupy.cuda.Device(0).synchronize()\n"
         "@pytest.mark.gpu\ndef test_after(): raise SystemError('never comes here')\n"
-        "def test_without_gpu(): pass\n"
+        "def test_without_gpu(): pass\n",
+        gpu=True,
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
-    path = os.pathsep.join((str(tmp_path), str(ROOT), str(ROOT / "tests")))
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert "2 passed" in done.stdout and "2 failed" in done.stdout and "1 error" in done.stdout, done.stdout
-    assert "not run: test_it.py::test_faults left this process without a GPU" in done.stdout
-    assert "never comes here" not in done.stdout
+    assert "2 passed" in told and "2 failed" in told and "1 error" in told, told
+    assert "not run: test_it.py::test_faults left this process without a GPU" in told
+    assert "never comes here" not in told

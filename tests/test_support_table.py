@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from snippets_kit import GROUP, require_success
 
 from cupymla import config, driver, evidence
 from cupymla.ops import registry
@@ -69,14 +67,10 @@ def test_there_is_an_example_for_each_framework() -> None:
 
 
 def run_example(name: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as users run it
-    done = subprocess.run(
-        [sys.executable, "-c", examples()[name]], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    require_success(examples()[name], JAX_PLATFORMS="cpu")
 
 
+@GROUP
 @pytest.mark.parametrize(("name", "package"), [("JAX", "jax"), ("torch", "torch")])
 def test_examples_run_on_the_cpu(name: str, package: str) -> None:
     if importlib.util.find_spec(package) is None:

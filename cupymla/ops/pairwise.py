@@ -43,11 +43,16 @@ def _pairs(row: Sequence[int]) -> list[tuple[_Place, _Place]]:
 
 
 def _possible(choices: Sequence[Sequence[Any]], allowed: Callable[[Row], bool]) -> set[tuple[_Place, _Place]]:
-    """Pairs that meet in any allowed row."""
+    """Pairs that meet in any allowed row. One row shows many, so that few of all rows are looked at."""
     found: set[tuple[_Place, _Place]] = set()
-    for row in itertools.product(*(range(len(values)) for values in choices)):
-        if allowed(_values(choices, row)):
-            found.update(_pairs(row))
+    places = [[(k, number) for number in range(len(values))] for k, values in enumerate(choices)]
+    for one, other in itertools.combinations(places, 2):
+        for pair in itertools.product(one, other):
+            if pair not in found:
+                fixed = dict(pair)
+                rows = itertools.product(*([fixed[k]] if k in fixed else range(len(c)) for k, c in enumerate(choices)))
+                row = next((row for row in rows if allowed(_values(choices, row))), None)
+                found.update(_pairs(row) if row is not None else ())
     return found
 
 

@@ -19,7 +19,8 @@ from cupymla_lab.emulate import Settings
 from cupymla_lab.emulate.host.machine import HostError
 from cupymla_lab.emulated import emulated
 
-pytestmark = HOST
+# One worker has them all: what it runs is made once.
+pytestmark = [HOST, pytest.mark.xdist_group("emulated grid races")]
 CLAIMS, NARROW = Claims(), Claims()
 
 # Each thread stores its number in global memory and reads that of a thread of another warp, or lane.

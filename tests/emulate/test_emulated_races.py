@@ -21,7 +21,8 @@ from cupymla_lab.emulate.host.machine import HostError
 from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.ptx.races import Races
 
-pytestmark = HOST
+# One worker has them all: what it runs is made once.
+pytestmark = [HOST, pytest.mark.xdist_group("emulated races")]
 CLAIMS = Claims()
 
 # Each thread stores its number in shared memory and reads that of a thread of another warp, or lane.
@@ -288,8 +289,10 @@ def test_a_gemm_without_one_of_its_waits(number: int, what: str, mode: Mode) -> 
         runner().run(Settings(mode, 1, checks=(), removed=waits[number].number, races="hardware"))
 
 
-def test_settings() -> None:
+def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="races"):
         Settings(races="maybe")  # type: ignore[arg-type]
+    # The other model takes ten seconds to compile, and would be refused before it runs.
+    monkeypatch.setattr(runner().kernel._host, "_model", "ptx")
     with pytest.raises(InputError, match="model as PTX"):
-        gemm.Runner("host", model="ptx").run(Settings(races="specified"))
+        runner().run(Settings(races="specified"))

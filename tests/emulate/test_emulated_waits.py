@@ -22,7 +22,8 @@ from cupymla_lab.emulate import Settings
 from cupymla_lab.emulate.host.machine import HostError
 from cupymla_lab.emulated import emulated
 
-pytestmark = HOST
+# One worker has them all: what it runs is made once.
+pytestmark = [HOST, pytest.mark.xdist_group("emulated waits")]
 CLAIMS = Claims()
 
 TOO_LATE = "is not ordered before the end of the next phase"

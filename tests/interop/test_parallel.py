@@ -59,7 +59,7 @@ ON_RANKS = ("plain", "causal", "batch", "dsa_attention")
 def on_devices() -> list[tuple[list[str], str]]:
     """What one process says of all that is looked at on four devices: most of its time it imports JAX and compiles."""
     pytest.importorskip("jax")
-    devices = "--xla_force_host_platform_device_count=4"
+    devices = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     return said(start("jax_devices.py", *ON_DEVICES, XLA_FLAGS=devices, JAX_PLATFORMS="cpu"))
 
 

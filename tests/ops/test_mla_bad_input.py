@@ -287,7 +287,6 @@ def test_mixed_devices(operator: str, argument: str, monkeypatch: pytest.MonkeyP
 CHECKS: dict[str, Check] = {"check_indices": Flag()} | {
     name: check for declared in DECLARED.values() for name, check in zip(declared.options, declared.checks, strict=True)
 }
-BAD_OPTIONS = [(name, value) for name, check in CHECKS.items() for value in bad(check)]
 
 
 def has(operator: str, option: str) -> bool:
@@ -295,15 +294,17 @@ def has(operator: str, option: str) -> bool:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("option", "value"), BAD_OPTIONS)
-def test_bad_option(operator: str, option: str, value: Any) -> None:
+@pytest.mark.parametrize("option", CHECKS)
+def test_bad_option(operator: str, option: str) -> None:
     """A right call first: options that compare equal to good ones (1 and True) must not pass by being remembered."""
+    values = bad(CHECKS[option])
     if not has(operator, option):
         with pytest.raises(TypeError, match=option):
-            getattr(cupymla, operator)(**good(operator), **{option: value})
+            getattr(cupymla, operator)(**good(operator), **{option: next(iter(values))})
         return
     getattr(cupymla, operator)(**good(operator), **({option: True} if option == "causal" else {}))
-    refused(operator, option, good(operator) | {option: value})
+    for value in values:
+        refused(operator, option, good(operator) | {option: value})
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -50,21 +50,17 @@ def test_reference_agrees_with_a_dense_softmax(case: MlaCase) -> None:
 
 
 @pytest.mark.parametrize("case", quick("sparse_mla_fwd"), ids=lambda case: case.name)
-def test_call_is_the_rounded_reference(case: MlaCase) -> None:
-    """The public path keeps every option on its way to the reference and stores in the documented dtypes."""
+def test_call_and_same_precision(case: MlaCase) -> None:
+    """The public path keeps every option on its way to the reference and stores in the documented dtypes.
+
+    The same-precision reference sets kernels' tolerance, so it must itself be close, in the same dtypes.
+    """
     arguments = cases.inputs(case, seed=2)
     exact = reference.sparse_mla_fwd(**arguments)
     got = sparse_mla_fwd(**arguments)
     assert [array.dtype for array in got] == [arguments["q"].dtype, np.float32, np.float32]
     for array, expected in zip(got, exact, strict=True):
         np.testing.assert_array_equal(array, expected.astype(array.dtype))
-
-
-@pytest.mark.parametrize("case", quick("sparse_mla_fwd"), ids=lambda case: case.name)
-def test_same_precision_stays_near(case: MlaCase) -> None:
-    """The same-precision reference sets kernels' tolerance, so it must itself be close, in the documented dtypes."""
-    arguments = cases.inputs(case, seed=3)
-    exact = reference.sparse_mla_fwd(**arguments)
     same = reference.sparse_mla_fwd(**arguments, precision="same")
     assert [array.dtype for array in same] == [arguments["q"].dtype, np.float32, np.float32]
     # P and out are each rounded by at most u, the products and sums of fp32 by far less than another u.

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,8 @@ _RUNTIME = (
         " *(const char**)p1, *(unsigned*)p2);",
     ),
 )
+
+_PARTS = ("races", "runtime", "wgmma", "grid", "copies", "waits", "warps", "memory")
 
 _lock = threading.Lock()
 
@@ -100,11 +103,11 @@ def _build(translation: Translation, entry: str, model: Model, file: Path, facts
     unit = _recompiled(translation, entry)
     text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
     with _one_process(_folder() / "shared.lock"):
-        shared = [*_machine(), _native() if model == "native" else _from_ptx()]
+        shared = _shared(model)
         flags = (*_header_flags(), *_KERNEL_FLAGS)
     objects = [_object(text, "unit", flags), *shared]
     cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
-    link = (*_compiler(), "-shared", "-o")
+    link = (*_linker(), "-shared", "-o")
     cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
 
 
@@ -148,10 +151,16 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 # The parts of a library -------------------------------------------------------------------------------------------
 
 
-def _machine() -> list[Path]:
-    """The parts of the machine."""
-    names = ("runtime", "warps", "wgmma", "memory", "copies", "races", "waits", "grid")
-    return [_object((_HERE / f"{name}.cpp").read_text(encoding="utf-8"), name, _MODEL_FLAGS) for name in names]
+def _shared(model: Model) -> list[Path]:
+    """The machine and the model, compiled side by side: whoever waits for them leaves a core idle."""
+    _headers()  # which all of them ask for
+
+    def machine(name: str) -> Path:
+        return _object((_HERE / f"{name}.cpp").read_text(encoding="utf-8"), name, _MODEL_FLAGS)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = pool.submit(_native if model == "native" else _from_ptx)
+        return [*pool.map(machine, _PARTS), made.result()]
 
 
 def _native() -> Path:
@@ -267,6 +276,13 @@ def _compiler() -> tuple[str, ...]:
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
     raise CompileError("the host machine", "needs a C++ compiler: c++, or the package ziglang", "there is none")
+
+
+@functools.lru_cache(maxsize=1)
+def _linker() -> tuple[str, ...]:
+    """The compiler as it links: by gold where both are there, which takes a third of the time of GNU's other linker."""
+    both = shutil.which("c++") is not None and shutil.which("ld.gold") is not None
+    return (*_compiler(), *(("-fuse-ld=gold",) if both else ()))
 
 
 @functools.lru_cache(maxsize=1)
