@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from emulated_kit import case_parameters, check, check_inputs, settings
 from sass_kit import machine_code, require_single_issuers
+from variants_kit import compiled
 
 from cupymla import build
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES
 from cupymla_lab.emulated import emulated
@@ -131,7 +131,9 @@ def test_values_of_padded_heads_and_other_entries_stay_out(heads: int) -> None:
 
 
 ATTENTION = [
-    source for source in plan.sources() if "/sm100/" in source.path and dict(source.defines)["CUPYMLA_STAGE"] == 0
+    source
+    for source in compiled("cupymla.ops.sparse_mla_bwd")
+    if "/sm100/" in source.path and dict(source.defines)["CUPYMLA_STAGE"] == 0
 ]
 
 

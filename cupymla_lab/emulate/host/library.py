@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -78,32 +78,43 @@ def translated(ptx: str, name: str) -> Translation:
     return made
 
 
-def library(translation: Translation, entry: str, model: Model = "native") -> tuple[ctypes.CDLL, KernelShape]:
-    """A kernel with the model and the machine, loaded by itself, and what a launch has to know of it.
+def library(
+    translation: Translation, entry: str, model: Model = "native"
+) -> tuple[Callable[[], ctypes.CDLL], KernelShape]:
+    """What loads a kernel with the model and the machine, by itself, and what a launch has to know of it.
 
-    Raises PtxError and CompileError.
+    Compiling it takes seconds, so it waits until somebody loads it. Raises PtxError and, when it is loaded,
+    CompileError.
     """
     with _lock:
         everything = (*_headers(), *_writers(), *_parts(), *(member.digest for member in closure(MODEL)))
         key = by_content.digest(translation.text, entry, model, *everything, *_KERNEL_FLAGS[:-1])
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
-        if not (file.is_file() and facts.is_file()):
-            with _one_process(facts.with_suffix(".lock")):
-                if not (file.is_file() and facts.is_file()):
-                    _build(translation, entry, model, file, facts)
-        return _load(file), _shape(json.loads(facts.read_text(encoding="utf-8")))
+        made = None if facts.is_file() else _recompiled(translation, entry)
+        if made is not None:
+            kept = json.dumps(asdict(made.kernels[entry]))
+            cache.keep(facts, lambda part: part.write_text(kept, encoding="utf-8"))
+        shape = _shape(json.loads(facts.read_text(encoding="utf-8")))
+
+    def load() -> ctypes.CDLL:
+        with _lock:
+            if not file.is_file():
+                with _one_process(facts.with_suffix(".lock")):
+                    if not file.is_file():
+                        _build(translation, made or _recompiled(translation, entry), model, file)
+            return _load(file)
+
+    return load, shape
 
 
-def _build(translation: Translation, entry: str, model: Model, file: Path, facts: Path) -> None:
-    """Make a kernel's library, and what a launch has to know of it."""
-    unit = _recompiled(translation, entry)
+def _build(translation: Translation, unit: Unit, model: Model, file: Path) -> None:
+    """Make a kernel's library."""
     text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
     with _one_process(_folder() / "shared.lock"):
         shared = [*_machine(), _native() if model == "native" else _from_ptx()]
         flags = (*_header_flags(), *_KERNEL_FLAGS)
     objects = [_object(text, "unit", flags), *shared]
-    cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
     link = (*_compiler(), "-shared", "-o")
     cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
 
