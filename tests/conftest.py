@@ -17,7 +17,7 @@ import registry_kit
 from hypothesis import settings
 
 from cupymla import driver
-from cupymla_lab.emulate.host import machine
+from cupymla_lab.emulate.host import library, machine
 from cupymla_lab.recorder import Recorder
 
 NO_GPU = "needs a CUDA GPU"
@@ -50,6 +50,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # On a CPU tests compile many programs and run each once or twice, so LLVM's optimisations cost more than they save.
 if not gpu_present():
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+
+# The same goes for kernels in the engine, of which a test runs each a few times.
+library.OPTIMISATION = "-O0"
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)

@@ -41,9 +41,10 @@ Model = Literal["native", "ptx"]
 
 _HERE = Path(__file__).resolve().parent
 _STANDARD = ("-std=c++17", "-fPIC", "-w", f"-I{_HERE}")
-# Functions of tens of thousands of lines: -Og compiles in two thirds of the time that -O1 takes, and what it makes runs
-# hardly slower, as most of a run is the machine's. -O0 halves it, but its frames are as large as a fiber's stack.
-_KERNEL_FLAGS = ("-Og", *_STANDARD)
+OPTIMISATION = "-Og"
+"""Of kernels, functions of tens of thousands of lines: it compiles them in two thirds of the time that -O1 takes, and
+what it makes runs hardly slower, as most of a run is the machine's. The tests, which run a kernel a few times, take
+-O0: it halves that once more, and runs take a tenth to a third longer."""
 _MODEL_FLAGS = ("-O2", "-DCUPYMLA_HOST_MACHINE", *_STANDARD, f"-I{_HERE / 'include'}")
 # Functions of the CUDA runtime that device code may call, with the number of their parameters, each of which is a
 # place, and what is done here. What is printed is not shown.
@@ -90,7 +91,7 @@ def library(
     """
     with _lock:
         everything = (*_headers(), *_writers(), *_parts(), *(member.digest for member in closure(MODEL)))
-        key = by_content.digest(translation.text, entry, model, *everything, *_KERNEL_FLAGS[:-1])
+        key = by_content.digest(translation.text, entry, model, *everything, *_kernel_flags()[:-1])
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
         made = None if facts.is_file() else _recompiled(translation, entry)
@@ -115,7 +116,7 @@ def _build(translation: Translation, unit: Unit, model: Model, file: Path) -> No
     text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
     with _one_process(_folder() / "shared.lock"):
         shared = [*_machine(), _native() if model == "native" else _from_ptx()]
-        flags = (*_header_flags(), *_KERNEL_FLAGS)
+        flags = (*_header_flags(), *_kernel_flags())
     objects = [_object(text, "unit", flags), *shared]
     link = (*_compiler(), "-shared", "-o")
     cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
@@ -210,10 +211,10 @@ def _wrapper(name: str) -> str:
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
     sources = (*_headers(), *_writers(), *(member.digest for member in closure(MODEL)), str(compiler.toolchain()))
-    made = _folder() / f"model-ptx-{by_content.digest(*sources, *_KERNEL_FLAGS[:-1])}.o"
+    made = _folder() / f"model-ptx-{by_content.digest(*sources, *_kernel_flags()[:-1])}.o"
     if not made.is_file():
         text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
-        _make(made, recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+        _make(made, recompile(text, "model").text, "model-ptx", _kernel_flags())
     return made
 
 
@@ -221,6 +222,10 @@ def _stub(name: str, count: int, body: str) -> str:
     """A function of the CUDA runtime, weak, for a kernel that calls it."""
     parameters = ", ".join(("machine::Thread&", *(f"void* p{place}" for place in range(count))))
     return f'\nextern "C" __attribute__((weak)) void {mangled(name)}({parameters}) {{ {body} }}\n'
+
+
+def _kernel_flags() -> tuple[str, ...]:
+    return OPTIMISATION, *_STANDARD
 
 
 # Compiling ---------------------------------------------------------------------------------------------------------
@@ -261,11 +266,11 @@ def _header_flags() -> tuple[str, ...]:
     GCC takes the folder's file in the header's place where compiler and flags are the same; whatever does not, reads
     the header.
     """
-    folder = _folder() / f"header-{by_content.digest(*_headers(), *_KERNEL_FLAGS[:-1])}"
+    folder = _folder() / f"header-{by_content.digest(*_headers(), *_kernel_flags()[:-1])}"
     folder.mkdir(exist_ok=True)
     parsed = folder / "runtime.hpp.gch"
     if not parsed.is_file():
-        header = (*_compiler(), *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
+        header = (*_compiler(), *_kernel_flags(), "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
         cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
     return (f"-I{folder}",)
 

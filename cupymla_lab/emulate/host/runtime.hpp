@@ -26,7 +26,7 @@ namespace machine {
 
 constexpr uint32_t kSystemBytes = 1024;
 constexpr uint64_t kNanosecondsPerSwitch = 100;
-constexpr uint64_t kStackBytes = 128 * 1024;
+constexpr uint64_t kStackBytes = 256 * 1024;
 
 struct Thread;
 struct Cta;
