@@ -16,19 +16,19 @@ FEW_REGISTERS = 192
 PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
 
 
-def pairs(source: KernelSource) -> set[tuple[object, ...]]:
-    """What a variant shows: its kernel, which is a stage of its file, for its target; every two of its other
-    definitions, and each beside its target."""
+def shown_by(source: KernelSource, most: int = 2) -> set[tuple[object, ...]]:
+    """What a variant shows: its kernel, which is a stage of its file, for its target; each of its other definitions,
+    and every `most` of these and the target together."""
     kernel = source.path, dict(source.defines).get("CUPYMLA_STAGE")
     facts = (*(each for each in source.defines if each[0] != "CUPYMLA_STAGE"), ("target", source.arch))
-    return {(*kernel, *each) for count in (1, 2) for each in itertools.combinations(facts, count)}
+    return {(*kernel, *each) for count in range(1, most + 1) for each in itertools.combinations(facts, count)}
 
 
 def covering(variants: Iterable[KernelSource], done: Iterable[KernelSource] = ()) -> list[KernelSource]:
     """Variants that together show all that any of them does, beside those that are done: each time the one with most
     that is new, of equals the first."""
-    missing = {source: pairs(source) for source in variants}
-    seen: set[tuple[object, ...]] = set().union(*map(pairs, done))
+    missing = {source: shown_by(source) for source in variants}
+    seen: set[tuple[object, ...]] = set().union(*map(shown_by, done))
     chosen = []
     while missing:
         missing = {source: new for source, shown in missing.items() if (new := shown - seen)}
