@@ -20,7 +20,7 @@ import registry_kit
 from hypothesis import settings
 
 from cupymla import driver
-from cupymla_lab.emulate.host import machine
+from cupymla_lab.emulate.host import library, machine
 from cupymla_lab.recorder import Recorder
 
 NO_GPU = "needs a CUDA GPU"
@@ -75,6 +75,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
         folder.cleanup()
 
+
+# The same goes for kernels in the engine, of which a test runs each a few times.
+library.OPTIMISATION = "-O0"
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)

@@ -1,57 +1,40 @@
-"""Every kernel compiles for its target, without spills, and states the facts its launch needs.
+"""Kernels compile for their targets, without spills, and state the facts their launches need: each two definitions
+together in some variant (`variants_kit`).
 
-`--compile-all` adds the smaller ones of those that are compiled on first use, about a thousand.
+`--compile-all` adds all others that any call may want, some 1600.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from variants_kit import covering
+from variants_kit import PLANNED, compiled, on_first_use, sources
 
 from cupymla import arch, build
 from cupymla.build.source import KernelSource, units
 from cupymla.ops import registry
 
-FEW_REGISTERS = 192
-"""Elements of a head from which on kernels are short of registers."""
-PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
-
-
-def sources(entry: registry.OperatorEntry) -> tuple[KernelSource, ...]:
-    plan = importlib.import_module(f"{entry.module}.plan")
-    found: tuple[KernelSource, ...] = plan.sources()
-    return found
-
 
 def all_sources() -> Iterator[KernelSource]:
     for entry in PLANNED:
-        yield from sources(entry)
+        yield from sources(entry.module)
 
 
-def large(source: KernelSource) -> bool:
-    """Whether a kernel is short of registers."""
-    return any(name == "CUPYMLA_HEAD_SIZE" and int(value) >= FEW_REGISTERS for name, value in source.defines)
-
-
-def all_variants() -> Iterator[Any]:
-    """Every kernel that is compiled ahead of use. Of those that are compiled on first use, a thousand head sizes and
-    element types, the ones with large heads by pairs, as these are short of registers."""
-    for entry in PLANNED:
-        ahead = sources(entry)
-        plan: Any = importlib.import_module(f"{entry.module}.plan")
-        on_first_use = [source for source in getattr(plan, "variants", plan.sources)() if source not in set(ahead)]
-        unasked = {*ahead, *covering(filter(large, on_first_use), ahead)}
-        for source in (*ahead, *on_first_use):
-            yield pytest.param(source, id=str(source), marks=[] if source in unasked else [pytest.mark.compile_all])
+def all_variants() -> Iterator[object]:
+    """Every kernel, once: operators may share one."""
+    every = dict.fromkeys(source for entry in PLANNED for source in compiled(entry.module))
+    for source in every:
+        yield pytest.param(source, id=str(source))
+    others = (source for entry in PLANNED for source in (*sources(entry.module), *on_first_use(entry.module)))
+    for source in dict.fromkeys(source for source in others if source not in every):
+        yield pytest.param(source, id=str(source), marks=pytest.mark.compile_all)
 
 
 @pytest.mark.parametrize("entry", PLANNED, ids=lambda entry: entry.name)
 def test_a_plan_offers_sources_for_every_target_in_the_registry(entry: registry.OperatorEntry) -> None:
-    offered = sources(entry)
+    offered = sources(entry.module)
     assert {source.arch for source in offered} == {kernel.arch for kernel in entry.kernels}
     assert len(set(offered)) == len(offered)
     for kernel in entry.kernels:

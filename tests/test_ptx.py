@@ -131,6 +131,23 @@ def item_words(item: Directive | Variable | Function) -> tuple[str, ...]:
     return item.heading if isinstance(item, Function) else item.words
 
 
+def test_what_debuggers_read_may_be_passed_over() -> None:
+    """All else is where it was, and errors name the same line."""
+    text = MODULE.replace("{ nested } ", "")
+    found: list[list[tuple[int, int]]] = []
+    for debug in (True, False):
+        module = parse(text, debug=debug)
+        parts = [*module.items, *(part for f in module.functions if f.body for part, _ in f.body.walk())]
+        names = [part.words[0] if isinstance(part, Directive) else "" for part in parts]
+        assert (names.count(".loc"), names.count(".section")) == ((1, 1) if debug else (0, 0))
+        found.append(
+            [(p.start, p.end) for p, name in zip(parts, names, strict=True) if name not in (".loc", ".section")]
+        )
+        with pytest.raises(PtxError, match=f"<ptx>:{text.count(chr(10)) + 1}: "):
+            parse(text + "nothing", debug=debug)
+    assert found[0] == found[1]
+
+
 def test_printing_and_reading_again_gives_the_same() -> None:
     module = parse(MODULE)
     assert shape(parse(str(module))) == shape(module)

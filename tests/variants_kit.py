@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 from cupymla.build import KernelSource
+from cupymla.ops import registry
+
+FEW_REGISTERS = 192
+"""Elements of a head from which on kernels are short of registers."""
+PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
 
 
-def pairs(source: KernelSource) -> set[tuple[object, ...]]:
-    """Every two definitions of a kernel, and each beside its target."""
-    return set(itertools.combinations((*source.defines, ("target", source.arch)), 2))
+def shown_by(source: KernelSource, most: int = 2) -> set[tuple[object, ...]]:
+    """What a variant shows: its kernel, which is a stage of its file, for its target; each of its other definitions,
+    and every `most` of these and the target together."""
+    kernel = source.path, dict(source.defines).get("CUPYMLA_STAGE")
+    facts = (*(each for each in source.defines if each[0] != "CUPYMLA_STAGE"), ("target", source.arch))
+    return {(*kernel, *each) for count in range(1, most + 1) for each in itertools.combinations(facts, count)}
 
 
 def covering(variants: Iterable[KernelSource], done: Iterable[KernelSource] = ()) -> list[KernelSource]:
-    """Variants that have a pair of definitions which no kernel before them has."""
-    seen = {(source.entry, pair) for source in done for pair in pairs(source)}
+    """Variants that together show all that any of them does, beside those that are done: each time the one with most
+    that is new, of equals the first."""
+    missing = {source: shown_by(source) for source in variants}
+    seen: set[tuple[object, ...]] = set().union(*map(shown_by, done))
     chosen = []
-    for source in variants:
-        missing = {(source.entry, pair) for pair in pairs(source)} - seen
+    while missing:
+        missing = {source: new for source, shown in missing.items() if (new := shown - seen)}
         if missing:
-            chosen.append(source)
-            seen |= missing
+            best = max(missing, key=lambda source: len(missing[source]))
+            chosen.append(best)
+            seen |= missing.pop(best)
     return chosen
+
+
+def large(source: KernelSource) -> bool:
+    """Whether a kernel is short of registers."""
+    return any(name == "CUPYMLA_HEAD_SIZE" and int(value) >= FEW_REGISTERS for name, value in source.defines)
+
+
+@functools.cache
+def sources(module: str) -> tuple[KernelSource, ...]:
+    """What an operator's plan may choose and is compiled ahead of use."""
+    found: tuple[KernelSource, ...] = importlib.import_module(f"{module}.plan").sources()
+    return found
+
+
+@functools.cache
+def on_first_use(module: str) -> tuple[KernelSource, ...]:
+    """What else it may choose."""
+    plan: Any = importlib.import_module(f"{module}.plan")
+    ahead = set(sources(module))
+    return tuple(source for source in getattr(plan, "variants", plan.sources)() if source not in ahead)
+
+
+@functools.cache
+def compiled(module: str) -> tuple[KernelSource, ...]:
+    """The variants of an operator's kernels that tests compile: those ahead of use by pairs, and by pairs those with
+    large heads that are compiled on first use, as these are short of registers. Tests of machine code choose from
+    them, so that each is compiled once."""
+    ahead = covering(sources(module))
+    return (*ahead, *covering(filter(large, on_first_use(module)), ahead))
+
+
+def compiled_with(module: str, target: str, **definitions: int) -> KernelSource:
+    """The first of these with some definitions, named without their "CUPYMLA_"."""
+    wanted = {(f"CUPYMLA_{name}", value) for name, value in definitions.items()}
+    return next(s for s in compiled(module) if s.arch == target and wanted <= set(s.defines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -380,6 +381,7 @@ def newer_qualifier(parts: Parts) -> str:
     return next((part for part in parts[1:] if _NEWER.fullmatch(part)), "")
 
 
+@functools.lru_cache(maxsize=4096)
 def row_for(opcode: str, operands: int) -> Row | None:
     """The row that translates an instruction; None where it stays as it is."""
     parts = tuple(opcode.split("."))

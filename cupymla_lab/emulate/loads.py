@@ -69,7 +69,7 @@ def waits(text: str, name: str = "<ptx>") -> list[int]:
 @functools.lru_cache(maxsize=1)
 def _parsed(text: str, name: str) -> Module:
     """A text is asked about once for each of its waits."""
-    return parse(text, name)
+    return parse(text, name, debug=False)
 
 
 class _Paths:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cupymla.errors import CupymlaError
 
-from .failures import EmulationError
+from .failures import EmulationError, HostError
 from .settings import Settings
 from .translate import Site
 
@@ -76,11 +76,21 @@ def survey(
     return verdicts
 
 
+def uncaught(run: Callable[[Settings], float], sites: Iterable[Site], runs: Sequence[Settings] = RUNS) -> list[Site]:
+    """The sites whose removal no run catches; what one has caught, the others need not. Raises like `survey`."""
+    left = [site for site in sites if site.mutation in KINDS]
+    for settings in runs:
+        left = survivors(survey(run, left, [settings]))
+    return left
+
+
 def _caught(run: Callable[[Settings], float], settings: Settings, site: Site, again: bool = True) -> str:
     try:
         error = run(replace(settings, removed=site.number))
     except EmulationError as failure:
         return f"failure {failure.code}"
+    except HostError as failure:  # no GPU is lost, and nothing comes late
+        return type(failure).__name__
     except CupymlaError as fault:
         try:
             left = run(settings)

@@ -102,7 +102,7 @@ def translate(text: str, name: str = "<ptx>", padding: Mapping[str, int] | None 
     Raises:
         PtxError: it is no PTX, is for another target, or holds an instruction that is left out.
     """
-    return _Translator(parse(text, name), padding or {}).run()
+    return _Translator(parse(text, name, debug=False), padding or {}).run()
 
 
 @dataclass(frozen=True, slots=True)

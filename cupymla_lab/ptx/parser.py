@@ -5,6 +5,8 @@ Source: PTX ISA 9.0, "Syntax", "Directives" and "Instruction Operands".
 
 from __future__ import annotations
 
+import re
+
 from .lexer import Source, Token, tokens
 from .syntax import (
     Address,
@@ -34,15 +36,30 @@ _SPACES = {".reg", ".local", ".shared", ".global", ".const", ".param", ".tex", "
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
 
 
-def parse(text: str, name: str = "<ptx>") -> Module:
-    """The module that a PTX text is. Raises PtxError with the line where it is not PTX."""
-    return _Parser(Source(text, name)).module()
+# Lines that say where in CUDA an instruction comes from, and what debuggers read: more than half of a kernel's tokens.
+_DEBUG = re.compile(r"^[ \t]*\.loc[ \t][^\n]*$|^[ \t]*\.section\b[^{};]*\{[^{}]*\}", re.MULTILINE)
+
+
+def parse(text: str, name: str = "<ptx>", debug: bool = True) -> Module:
+    """The module that a PTX text is. Raises PtxError with the line where it is not PTX.
+
+    Args:
+        text: what to read.
+        name: what errors call it.
+        debug: whether to look at `.loc` and `.section` too; without, nothing of them is in the module but its text.
+    """
+    looked_at = text if debug else _DEBUG.sub(lambda found: re.sub(r"[^\n]+", _blank, found[0]), text)
+    return _Parser(Source(text, name), Source(looked_at, name)).module()
+
+
+def _blank(found: re.Match[str]) -> str:
+    return " " * len(found[0])
 
 
 class _Parser:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, looked_at: Source) -> None:
         self._source = source
-        self._tokens = list(tokens(source))
+        self._tokens = list(tokens(looked_at))
         self._at = 0
         self._calling = False
 

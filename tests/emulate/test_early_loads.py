@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 
 import gemm
 import pytest
+from variants_kit import PLANNED, compiled
 
 from cupymla import build
 from cupymla.build.source import KernelSource, closure
-from cupymla.ops import registry
 from cupymla_lab.emulate.loads import early_uses, waits
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\n.reg .pred %p; .reg .b32 %r<9>, %t;\n"
@@ -23,9 +22,8 @@ def sources() -> Iterator[KernelSource]:
     """Of every kernel for sm_100f whose files load from Tensor Memory a variant for each number of heads and each
     stage, whose loads and waits are their own."""
     seen: set[tuple[str, tuple[tuple[str, str | int], ...]]] = set()
-    for entry in registry.OPERATORS:
-        plan = importlib.import_module(f"{entry.module}.plan") if entry.kernels else None
-        for source in plan.sources("sm_100f") if plan else ():
+    for entry in PLANNED:
+        for source in compiled(entry.module):
             own = tuple(each for each in source.defines if each[0] in ("CUPYMLA_HEADS", "CUPYMLA_STAGE"))
             if source.arch == "sm_100f" and (source.entry, own) not in seen and loads(source):
                 seen.add((source.entry, own))

@@ -172,7 +172,7 @@ def test_kernels_do_not_parse_the_machines_header_again(tmp_path: Path) -> None:
     version = subprocess.run(("c++", "--version"), capture_output=True, text=True, check=True).stdout
     if "Free Software Foundation" not in version:
         pytest.skip("another compiler than GCC reads the header itself")
-    flags = ("-H", *library._header_flags(), *library._KERNEL_FLAGS)
+    flags = ("-H", *library._header_flags(), *library._kernel_flags())
     command = library._command('#include "runtime.hpp"\nint x;\n', tmp_path, flags)
     done = subprocess.run((*command, str(tmp_path / "x.o")), capture_output=True, text=True, check=True)
     (taken,) = library._header_flags()

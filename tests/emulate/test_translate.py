@@ -11,13 +11,12 @@ import gemm
 import ptx_kernels
 import pytest
 from isa_oracle import MOVE_REGISTERS
+from variants_kit import PLANNED, compiled
 
 from cupymla import build as service
 from cupymla.build import KernelSource, folders
 from cupymla.build.cubin import Image
 from cupymla.errors import CompileError
-from cupymla.ops import registry
-from cupymla.testing import operators
 from cupymla_lab.emulate import Program, PtxError, build, failures, program, translate
 from cupymla_lab.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
 from cupymla_lab.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
@@ -397,8 +396,8 @@ def test_every_product_assembles_for_both_targets(group: int, tmp_path: Path) ->
 
 def variants() -> dict[str, KernelSource]:
     """One of each kernel for sm_100f."""
-    every = (source for entry in registry.OPERATORS for source in operators.variants(entry, ["sm_100f"]))
-    return {source.entry: source for source in reversed(list(every))}
+    every = [source for entry in PLANNED for source in compiled(entry.module) if source.arch == "sm_100f"]
+    return {source.entry: source for source in reversed(every)}
 
 
 @pytest.mark.compile

@@ -43,9 +43,9 @@ def test_every_function_is_tried() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
+    """Whatever its kernels make: they are not run."""
     problem = PROBLEMS[name]
     with emulated() as machine:
-        machine.allow_unwritten()
         made: list[str] = []
         empty = machine.empty
 
@@ -62,6 +62,7 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
             if facts is not None:
                 given["workspace"] = machine.empty(facts.shape, np.dtype(facts.dtype))
         machine.empty = counted  # type: ignore[method-assign, assignment]
+        machine.execute = lambda *_: None  # type: ignore[method-assign]
         results = as_tuple(machine.call(problem.declaration.function(), **given))
     fresh = 0 if updates else len([result for result in results if result is not None])
     if problem.declaration.replayable or problem.declaration.has_workspace:

@@ -1,10 +1,10 @@
 """Every kernel for sm_80 to sm_90a without a GPU: operators' own plans and bindings, run on the host machine, keep the
 accuracy criterion. Blackwell's have tests of their own, with fewer queries.
 
-The cheapest cases of each intent run always: on one of the targets that share the kernel's source, for one number of
-multiprocessors out of several and in one mode, so that all targets, plans that group, that do not and that split, and
-all modes, have their turn. `--interpret-all` runs every small case on every target for three of them. Compiles, needs
-no GPU.
+One or two of the cheapest cases of each intent run always: on one of the targets that share the kernel's source, for
+one number of multiprocessors out of several and in one mode, so that all targets, plans that group, that do not and
+that split, and all modes, have their turn. `--interpret-all` runs every small case on every target for three of them.
+Compiles, needs no GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from variants_kit import shown_by
 
 from cupymla import arch as arches
+from cupymla.arch import Gpu
+from cupymla.build import KernelSource
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
@@ -39,14 +42,30 @@ def subjects() -> Iterator[tuple[operators.Subject, list[str]]]:
             yield operators.Subject(entry.name), kept
 
 
-def always(subject: operators.Subject) -> list[Case]:
-    """The cases that run without being asked for."""
-    return cheapest(subject, 2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
+def always(subject: operators.Subject, archs: list[str]) -> dict[str, int]:
+    """The names of the cases that run without being asked for, each with its turn: the cheapest of each intent, and
+    the next one where it shows a definition of a kernel that none before it does, or needs no other kernel. A kernel
+    for its sake alone takes seconds to compile, and would be wrong for reasons that its definitions have elsewhere."""
+    chosen: dict[str, int] = {}
+    intents, sources, seen = set[str](), set[KernelSource](), set[tuple[object, ...]]()
+    counts = multiprocessors(subject.name)
+    cheap = cheapest(subject, 2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
+    for turn, case in enumerate(cheap):
+        arch = arches.named(archs[turn % len(archs)])
+        gpu = Gpu(arch, arch.capability, counts[turn % len(counts)])
+        wanted = subject.sources(subject.cases.inputs(case, 0), gpu)
+        shown = set().union(*(shown_by(source, 1) for source in wanted))
+        if case.intent not in intents or sources.issuperset(wanted) or not seen.issuperset(shown):
+            chosen[case.name] = turn
+            intents.add(case.intent)
+            sources.update(wanted)
+            seen |= shown
+    return chosen
 
 
 def parameters() -> Iterator[object]:
     for subject, archs in subjects():
-        chosen = {case.name: k for k, case in enumerate(always(subject))}
+        chosen = always(subject, archs)
         counts = multiprocessors(subject.name)
         for number, case in enumerate(small_cases(subject)):
             first = chosen.get(case.name, number)

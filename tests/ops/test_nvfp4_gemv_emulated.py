@@ -22,7 +22,7 @@ from cupymla.build import KernelSource
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
-from cupymla_lab.emulate import MODES, Settings, mutation
+from cupymla_lab.emulate import MODES, Settings, Site, mutation
 from cupymla_lab.emulate.host.machine import HostProgram
 from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import DeviceArray, emulated
@@ -170,29 +170,27 @@ UNSEEN = ("before_thread_sync", "after_thread_sync", "try_wait", "barrier.cluste
 def test_waits_fences_and_commits_are_missed_when_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with tiles that clusters share, once with a ring that goes round."""
     prefer(monkeypatch, True)
-    shared, ringed = (
-        {site.number: site.text for site in mutation.survivors(survey(name, multiprocessors))}
-        for name, multiprocessors in (("m140_k800_l1_n1_tma_full", 148), ("m140_k3104_l1_n1_tma", 1))
-    )
-    left = Counter(
-        next((word for word in UNSEEN if word in text), text) for number, text in shared.items() if number in ringed
-    )
-    assert left <= Counter(UNSEEN)
+    left = survivors("m140_k3104_l1_n1_tma", 1, survivors("m140_k800_l1_n1_tma_full", 148))
+    found = Counter(next((word for word in UNSEEN if word in site.text), site.text) for site in left)
+    assert found <= Counter(UNSEEN)
 
 
-def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
-    """Every mutant of the kernel that a case runs."""
-    programs: list[HostProgram] = []
+def survivors(name: str, multiprocessors: int, of: list[Site] | None = None) -> list[Site]:
+    """The mutants of the kernel that a case runs, or of some of them, that it does not notice."""
+    inputs = SUBJECT.cases.inputs(named(name), 0)
+    expected = [SUBJECT.expected(inputs, precision) for precision in ("same", "float64")]
 
     def run(settings: Settings) -> float:
         with emulated("sm_100f", multiprocessors, settings) as machine:
-            reports = machine.check("nvfp4_gemv", named(name))
+            results = machine.results(SUBJECT, inputs)
             programs[:] = [kernel.host for kernel in machine.kernels]
-        return float(sum(bool(report.failure) for report in reports))
+        return float(sum(bool(report.failure) for report in SUBJECT.compared(results, *expected)))
 
+    programs: list[HostProgram] = []
     assert run(Settings("eager", races="hardware")) == 0
     (program,) = programs
-    return mutation.survey(run, program.translation.sites)
+    sites = {site.number: site for site in program.translation.sites}
+    return mutation.uncaught(run, [sites[site.number] for site in of] if of is not None else list(sites.values()))
 
 
 # What the compiler made ------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from variants_kit import compiled
 
 from cupymla.build import KernelSource, ptx
-from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
@@ -39,7 +40,9 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
 
 FENCE = re.compile(r"^\s*(?:fence\.\S*\.(?:gpu|sys)\b|membar\.(?:gl|sys)\b).*", re.MULTILINE)
 PAIRS = [
-    source for source in plan.sources("sm_90a") if {("CUPYMLA_CLUSTER", 2), ("CUPYMLA_STAGE", 0)} <= set(source.defines)
+    source
+    for source in compiled("cupymla.ops.sparse_mla_bwd")
+    if {("CUPYMLA_CLUSTER", 2), ("CUPYMLA_STAGE", 0)} <= set(source.defines)
 ]
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from sass_kit import machine_code
+from variants_kit import compiled
 
 from cupymla import build
 from cupymla.build import KernelSource
-from cupymla.ops.sparse_mla_bwd import plan, stored
+from cupymla.ops.sparse_mla_bwd import stored
 
 ADDED = re.compile(r"\bREDG?\.\S*F32x4\b")
 STORED = re.compile(r"\bSTG\.E\.128\b")
@@ -21,7 +22,8 @@ STORED_BY_WORDS = re.compile(r"\bSTG\.E(?!\.(?:64|128))\b")
 
 
 def attentions() -> list[KernelSource]:
-    return [source for source in plan.sources("sm_90a") if dict(source.defines)["CUPYMLA_STAGE"] == 0]
+    every = compiled("cupymla.ops.sparse_mla_bwd")
+    return [source for source in every if source.arch == "sm_90a" and dict(source.defines)["CUPYMLA_STAGE"] == 0]
 
 
 @pytest.mark.compile

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -41,9 +42,10 @@ Model = Literal["native", "ptx"]
 
 _HERE = Path(__file__).resolve().parent
 _STANDARD = ("-std=c++17", "-fPIC", "-w", f"-I{_HERE}")
-# Functions of tens of thousands of lines: -Og compiles in two thirds of the time that -O1 takes, and what it makes runs
-# hardly slower, as most of a run is the machine's. -O0 halves it, but its frames are as large as a fiber's stack.
-_KERNEL_FLAGS = ("-Og", *_STANDARD)
+OPTIMISATION = "-Og"
+"""Of kernels, functions of tens of thousands of lines: it compiles them in two thirds of the time that -O1 takes, and
+what it makes runs hardly slower, as most of a run is the machine's. The tests, which run a kernel a few times, take
+-O0: it halves that once more, and runs take a tenth to a third longer."""
 _MODEL_FLAGS = ("-O2", "-DCUPYMLA_HOST_MACHINE", *_STANDARD, f"-I{_HERE / 'include'}")
 # Functions of the CUDA runtime that device code may call, with the number of their parameters, each of which is a
 # place, and what is done here. What is printed is not shown.
@@ -75,38 +77,50 @@ def translated(ptx: str, name: str) -> Translation:
         kept = json.loads(file.read_text(encoding="utf-8"))
         kept |= {field: tuple(kept[field]) for field in ("kernels", "lines")}
         return Translation(**{**kept, "name": name, "sites": tuple(Site(**site) for site in kept["sites"])})
-    made = translate(ptx, name)
+    with _collector_at_rest():
+        made = translate(ptx, name)
     with contextlib.suppress(OSError):
         cache.keep(file, lambda part: part.write_text(json.dumps(asdict(made)), encoding="utf-8"))
     return made
 
 
-def library(translation: Translation, entry: str, model: Model = "native") -> tuple[ctypes.CDLL, KernelShape]:
-    """A kernel with the model and the machine, loaded by itself, and what a launch has to know of it.
+def library(
+    translation: Translation, entry: str, model: Model = "native"
+) -> tuple[Callable[[], ctypes.CDLL], KernelShape]:
+    """What loads a kernel with the model and the machine, by itself, and what a launch has to know of it.
 
-    Raises PtxError and CompileError.
+    Compiling it takes seconds, so it waits until somebody loads it. Raises PtxError and, when it is loaded,
+    CompileError.
     """
     with _lock:
         everything = (*_headers(), *_writers(), *_parts(), *(member.digest for member in closure(MODEL)))
-        key = by_content.digest(translation.text, entry, model, *everything, *_KERNEL_FLAGS[:-1])
+        key = by_content.digest(translation.text, entry, model, *everything, *_kernel_flags()[:-1])
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
-        if not (file.is_file() and facts.is_file()):
-            with _one_process(facts.with_suffix(".lock")):
-                if not (file.is_file() and facts.is_file()):
-                    _build(translation, entry, model, file, facts)
-        return _load(file), _shape(json.loads(facts.read_text(encoding="utf-8")))
+        made = None if facts.is_file() else _recompiled(translation, entry)
+        if made is not None:
+            kept = json.dumps(asdict(made.kernels[entry]))
+            cache.keep(facts, lambda part: part.write_text(kept, encoding="utf-8"))
+        shape = _shape(json.loads(facts.read_text(encoding="utf-8")))
+
+    def load() -> ctypes.CDLL:
+        with _lock:
+            if not file.is_file():
+                with _one_process(facts.with_suffix(".lock")):
+                    if not file.is_file():
+                        _build(translation, made or _recompiled(translation, entry), model, file)
+            return _load(file)
+
+    return load, shape
 
 
-def _build(translation: Translation, entry: str, model: Model, file: Path, facts: Path) -> None:
-    """Make a kernel's library, and what a launch has to know of it."""
-    unit = _recompiled(translation, entry)
+def _build(translation: Translation, unit: Unit, model: Model, file: Path) -> None:
+    """Make a kernel's library."""
     text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
     with _one_process(_folder() / "shared.lock"):
         shared = _shared(model)
-        flags = (*_header_flags(), *_KERNEL_FLAGS)
+        flags = (*_header_flags(), *_kernel_flags())
     objects = [_object(text, "unit", flags), *shared]
-    cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
     link = (*_linker(), "-shared", "-o")
     cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
 
@@ -114,9 +128,22 @@ def _build(translation: Translation, entry: str, model: Model, file: Path, facts
 def _recompiled(translation: Translation, entry: str) -> Unit:
     """A kernel as C++; errors name the lines of the PTX that was translated."""
     try:
-        return recompile(translation.text, translation.name, only=entry)
+        with _collector_at_rest():
+            return recompile(translation.text, translation.name, only=entry)
     except PtxError as error:
         raise PtxError(error.name, translation.origin(error.line), error.what, error.instruction) from error
+
+
+@contextlib.contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """A block that makes a hundred thousand objects which all live on: looking through them takes a fifth of it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def cta_bytes(loaded: ctypes.CDLL) -> int:
@@ -193,10 +220,10 @@ def _wrapper(name: str) -> str:
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
     sources = (*_headers(), *_writers(), *(member.digest for member in closure(MODEL)), str(compiler.toolchain()))
-    made = _folder() / f"model-ptx-{by_content.digest(*sources, *_KERNEL_FLAGS[:-1])}.o"
+    made = _folder() / f"model-ptx-{by_content.digest(*sources, *_kernel_flags()[:-1])}.o"
     if not made.is_file():
         text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
-        _make(made, recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+        _make(made, recompile(text, "model").text, "model-ptx", _kernel_flags())
     return made
 
 
@@ -204,6 +231,10 @@ def _stub(name: str, count: int, body: str) -> str:
     """A function of the CUDA runtime, weak, for a kernel that calls it."""
     parameters = ", ".join(("machine::Thread&", *(f"void* p{place}" for place in range(count))))
     return f'\nextern "C" __attribute__((weak)) void {mangled(name)}({parameters}) {{ {body} }}\n'
+
+
+def _kernel_flags() -> tuple[str, ...]:
+    return OPTIMISATION, *_STANDARD
 
 
 # Compiling ---------------------------------------------------------------------------------------------------------
@@ -244,11 +275,11 @@ def _header_flags() -> tuple[str, ...]:
     GCC takes the folder's file in the header's place where compiler and flags are the same; whatever does not, reads
     the header.
     """
-    folder = _folder() / f"header-{by_content.digest(*_headers(), *_KERNEL_FLAGS[:-1])}"
+    folder = _folder() / f"header-{by_content.digest(*_headers(), *_kernel_flags()[:-1])}"
     folder.mkdir(exist_ok=True)
     parsed = folder / "runtime.hpp.gch"
     if not parsed.is_file():
-        header = (*_compiler(), *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
+        header = (*_compiler(), *_kernel_flags(), "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
         cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
     return (f"-I{folder}",)
 

@@ -8,6 +8,7 @@ whatever else `c++` is, on x86-64.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from collections.abc import Sequence
 
@@ -135,9 +136,16 @@ class HostProgram:
         self.translation = translation
         self.entry = entry
         self._model = model
-        self._library, self.shape = library(translation, entry, model)
-        self._state = LaunchState.in_dll(self._library, mangled("cupymla_emulate_launch"))
-        self._cta_bytes = cta_bytes(self._library)
+        self._load, self.shape = library(translation, entry, model)
+
+    @functools.cached_property
+    def _library(self) -> ctypes.CDLL:
+        """Of the first launch."""
+        return self._load()
+
+    @functools.cached_property
+    def _state(self) -> LaunchState:
+        return LaunchState.in_dll(self._library, mangled("cupymla_emulate_launch"))
 
     def tensor_map(self, request: TileMap) -> HostMap:
         """A tensor map as a parameter of this kernel. Raises InputError."""
@@ -176,7 +184,7 @@ class HostProgram:
         if chosen.races != "unchecked" and self._model == "ptx":
             raise InputError("races", "'unchecked' with the model as PTX", repr(chosen.races))
         ctas = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
-        memory = (ctypes.c_ubyte * (ctas * self._cta_bytes + 256))()
+        memory = (ctypes.c_ubyte * (ctas * cta_bytes(self._library) + 256))()
         report = Report()
         ctypes.memset(ctypes.addressof(self._state), 0, ctypes.sizeof(LaunchState))
         self._state.failure = ctypes.addressof(report)

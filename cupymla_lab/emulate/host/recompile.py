@@ -76,7 +76,7 @@ def recompile(ptx: str, name: str = "<ptx>", only: str | None = None) -> Unit:
 
     Raises PtxError where the text is no PTX or holds what is not known here.
     """
-    return _Unit(parse(ptx, name), only).run()
+    return _Unit(parse(ptx, name, debug=False), only).run()
 
 
 def _round_up(value: int, alignment: int) -> int:

@@ -157,8 +157,8 @@ class Writer:
         if kind == "pred":
             return name
         if kind in ("f32", "f64") and SIZES[kind] == size:
-            return f"as<{cpp}>({name})"
-        return f"static_cast<{cpp}>({name})"
+            return f"BITS_AS({cpp}, {name})"
+        return name if cpp == f"uint{8 * size}_t" else f"static_cast<{cpp}>({name})"
 
     def _symbol(self, name: str) -> str:
         unit = self._body.unit
@@ -177,14 +177,14 @@ class Writer:
     def _constant(text: str, kind: str) -> str:
         if text[:2] in ("0f", "0F"):
             bits = int(text[2:], 16)
-            return f"as<float>(uint32_t{{{bits:#x}u}})" if kind == "f32" else f"{bits:#x}u"
+            return f"BITS_AS(float, uint32_t{{{bits:#x}u}})" if kind == "f32" else f"{bits:#x}u"
         if text[:2] in ("0d", "0D"):
             bits = int(text[2:], 16)
-            return f"as<double>(uint64_t{{{bits:#x}ull}})" if kind == "f64" else f"{bits:#x}ull"
+            return f"BITS_AS(double, uint64_t{{{bits:#x}ull}})" if kind == "f64" else f"{bits:#x}ull"
         if kind in ("f32", "f64"):
             number = float(text)
             bits = struct.unpack("<Q", struct.pack("<d", number))[0]
-            return f"static_cast<{CPP[kind]}>(as<double>(uint64_t{{{bits:#x}ull}}))"
+            return f"static_cast<{CPP[kind]}>(BITS_AS(double, uint64_t{{{bits:#x}ull}}))"
         return f"static_cast<{CPP[kind]}>({text.rstrip('U')}ll)" if kind != "pred" else f"({text} != 0)"
 
     def write(self, operand: Operand, expression: str, kind: str) -> str:
@@ -200,9 +200,8 @@ class Writer:
         if size == 0:
             return f"{name} = ({expression});"
         if kind in ("f32", "f64"):
-            return f"{name} = as<uint{8 * size}_t>({expression});"
-        signed = kind.startswith("s")
-        return f"{name} = static_cast<{'int' if signed else 'uint'}{8 * size}_t>({expression});"
+            return f"{name} = BITS_AS(uint{8 * size}_t, {expression});"
+        return f"{name} = static_cast<int{8 * size}_t>({expression});" if kind[0] == "s" else f"{name} = {expression};"
 
     def size(self, operand: Operand) -> int:
         """The size in bytes of a register operand."""
