@@ -27,7 +27,10 @@ def shown(value: object, text: Callable[[Any], str] = repr) -> str:
 
 def kind(value: object) -> str:
     """What a caller gave in a place where it does not belong: an array by its shape, all else by its value."""
-    shape = getattr(value, "shape", None)
+    try:
+        shape = getattr(value, "shape", None)
+    except Exception:  # of a property, which is the caller's code
+        shape = None
     return shown(value) if shape is None else f"an array of shape {shown(shape, lambda extents: str([*extents]))}"
 
 
