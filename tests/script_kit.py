@@ -28,8 +28,8 @@ def script(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # As where it is run: beside what it imports.
-    with mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]):
+    # As where it is run: beside what it imports, and known by its name, which dataclasses ask for.
+    with mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]), mock.patch.dict(sys.modules, {name: module}):
         spec.loader.exec_module(module)
     return module
 

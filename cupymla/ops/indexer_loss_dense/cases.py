@@ -134,6 +134,7 @@ LARGE: tuple[DenseCase, ...] = (
 """For a GPU alone: CTAs that take several tiles of rows, and slices of them."""
 
 BENCH: tuple[DenseCase, ...] = (
+    _case(4096, 4096, 64, 64, intent="speed"),
     *(_case(4096, 8192, heads, 128, "lse", "speed", given_lse=True) for heads in (64, 32)),
     _case(4096, 8192, 64, 128, intent="speed"),
     _case(4096, 32768, 64, 128, "lse", "speed", given_lse=True),

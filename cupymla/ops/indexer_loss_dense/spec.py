@@ -130,7 +130,7 @@ def read(
     row, dtype = scored.shape[:-1], scored.dtype
     queries = validation.view(mla_q, "mla_q", (dtype,))
     if queries.shape[:-2] != row or queries.shape[-1] not in D_QK:
-        raise validation.error("mla_q", f"shape {[*row, 'Hq', 'd']}, d 576 or 512", list(queries.shape))
+        raise validation.error("mla_q", f"shape [{', '.join(map(str, row))}, Hq, d], d 576 or 512", list(queries.shape))
     heads = validation.extent(queries, "mla_q", -2, "heads", least=1, most=MAX_MLA_HEADS)
     validation.check_layout(queries, "mla_q", "rows")
     channels = queries.shape[-1]
