@@ -524,9 +524,15 @@ def emulated(
 
 @contextlib.contextmanager
 def installed(made: _Machine) -> Iterator[_Machine]:
-    """A block in which a machine stands in the driver's place. One at a time in a process."""
+    """A block in which a machine stands in the driver's place. One at a time in a process.
+
+    Raises:
+        RuntimeError: another replacement of a function of the driver is still there at the end. Who takes it back
+            later puts this machine's function into the driver for good.
+    """
+    replacements = made.replacements()
     with contextlib.ExitStack() as stack:
-        for name, replacement in made.replacements().items():
+        for name, replacement in replacements.items():
             stack.enter_context(mock.patch.object(driver, name, replacement, create=True))
         stack.enter_context(mock.patch.object(build, "kernel", made.kernel))
         stack.enter_context(made.own_cupy())
@@ -535,3 +541,6 @@ def installed(made: _Machine) -> Iterator[_Machine]:
         tensormap._cache.clear()
         stack.callback(tensormap._cache.clear)
         yield made
+        left = [name for name, replacement in replacements.items() if getattr(driver, name) is not replacement]
+        if left:
+            raise RuntimeError(f"replaced within the block and not taken back: {', '.join(left)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -128,10 +129,9 @@ def test_rows_at_the_limit_of_registers(ending: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_the_selection_is_launched_early_where_drivers_can(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selection_is_launched_early_where_drivers_can(overlaps: bool) -> None:
     """It may begin before the scores are ready, and waits for them."""
-    with emulated("sm_90a", 3) as machine:
-        monkeypatch.setattr(driver, "has_dependent_launch", lambda index: overlaps)
+    with emulated("sm_90a", 3) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: overlaps):
         compare.require(machine.check("paged_indexer_topk", named("_l1280_k40_page16_one_long")))
         assert [geometry.pdl for geometry in machine.launches] == [False, overlaps]
 
