@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,16 @@ class PackHeaders(BuildHookInterface):  # type: ignore[type-arg]
             return
         sys.path.insert(0, self.root)
         try:
-            from cupymla.build.pack import files
+            from cupymla.build.pack import files, runs
         finally:
             sys.path.remove(self.root)
         for name, file in files().items():
             build_data["force_include"][str(file)] = f"cupymla/_packed/{name}"
-        for file in sorted(Path(self.root, "tests", "evidence").glob("*.sm_*.json")):
-            build_data["force_include"][str(file)] = f"cupymla/_packed/evidence/{file.name}"
+        self._runs = Path(tempfile.mkdtemp()) / "evidence.json"
+        self._runs.write_text(runs(Path(self.root, "tests", "evidence")), encoding="utf-8")
+        build_data["force_include"][str(self._runs)] = "cupymla/_packed/evidence.json"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was written for the wheel alone."""
+        if version != "editable":
+            shutil.rmtree(self._runs.parent)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from . import build
 from .bench import machine
@@ -22,7 +22,7 @@ from .ops.registry import KernelEntry, OperatorEntry
 from .testing import operators
 
 FOLDER = machine.ROOT / "tests" / "evidence"
-PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence"
+PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence.json"
 BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
 
 Ran = Literal["hardware", "emulated"]
@@ -105,6 +105,9 @@ class WithoutGpu:
     date: str
 
 
+_Run = TypeVar("_Run", Evidence, WithoutGpu)
+
+
 @dataclass(frozen=True, slots=True)
 class Support:
     """A row of the support table.
@@ -185,18 +188,28 @@ def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
 
 def read(file: Path) -> Evidence | None:
     """The evidence in a file; None when there is none that can be read."""
+    return _made(Evidence, _content(file))
+
+
+def _content(file: Path) -> Any:
     try:
-        return Evidence(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
 
 
-def read_without_gpu(file: Path) -> WithoutGpu | None:
-    """The same for a run on a CPU."""
+def _made(kind: type[_Run], content: Any) -> _Run | None:
     try:
-        return WithoutGpu(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return kind(**content)
+    except TypeError:
         return None
+
+
+def _kept(place: Path) -> dict[str, Any]:
+    """The content of every file of evidence by its name; a wheel brings them in one (`build.pack.runs`)."""
+    if place.is_dir():
+        return {file.name: _content(file) for file in place.glob("*.json")}
+    return _content(place) or {}
 
 
 def support_rows(folder: Path | None = None) -> list[Support]:
@@ -206,13 +219,14 @@ def support_rows(folder: Path | None = None) -> list[Support]:
     """
     if folder is None:
         folder = FOLDER if FOLDER.is_dir() else PACKED
+    kept = _kept(folder)
     rows = []
     for entry in registry.subjects():
         for kernel in entry.kernels:
             digest = current_hash(entry, kernel)
-            found = read(path(entry.name, kernel, folder))
+            found = _made(Evidence, kept.get(path(entry.name, kernel).name))
             current = None if digest is None else found is not None and found.content_hash == digest
-            cpu = read_without_gpu(path_without_gpu(entry.name, kernel, folder))
+            cpu = _made(WithoutGpu, kept.get(path_without_gpu(entry.name, kernel).name))
             if cpu is not None and digest is not None and cpu.content_hash != digest:
                 cpu = None
             rows.append(Support(entry.name, kernel.name, kernel.arch, current, found, cpu))

@@ -6,6 +6,7 @@ serves a checkout on a machine that cannot have CUTLASS otherwise.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -31,6 +32,22 @@ def files() -> dict[str, Path]:
         for member in closure(KernelSource(unit, entry="")):
             packed[f"{member.tree}/{member.name}"] = member.file
     return packed
+
+
+UNTOLD = ("driver", "how", "emulator", "worst_errors", "repeats", "sanitizers")
+"""What files of evidence hold and `cupymla list` does not tell."""
+
+
+def runs(folder: Path) -> str:
+    """One JSON object of all files of evidence in a folder, by their names, without what nobody is told of."""
+    told = {
+        file.name: {
+            name: type(value)() if name in UNTOLD else value
+            for name, value in json.loads(file.read_text(encoding="utf-8")).items()
+        }
+        for file in sorted(folder.glob("*.sm_*.json"))
+    }
+    return json.dumps(told, separators=(",", ":"))
 
 
 def pack(folder: Path) -> int:
