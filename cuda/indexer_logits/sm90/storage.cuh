@@ -8,6 +8,10 @@
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
 // k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled
+// listed[b]    | 8 consumer warps                      | list warp        | with lists: all entries of a run are in
+//              |                                       |                  | buffer b
+//
+// With lists, q_free[b] has one arrival more, of the list warp: lists of buffer b are empty.
 //
 //   query warp          | key warp          | consumer 0                   | consumer 1
 //   --------------------+-------------------+------------------------------+------------------------------
@@ -22,6 +26,7 @@
 #include "../../common/barrier.cuh"
 #include "../../common/ring.cuh"
 #include "config.cuh"
+#include "params.cuh"
 
 namespace cupymla::indexer_logits {
 
@@ -50,6 +55,13 @@ struct alignas(1024) Storage {
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
   Mbarrier k_full[ThisConfig::kKeyStages], k_free[ThisConfig::kKeyStages];
+
+#if CUPYMLA_FILTER == 1
+  Mbarrier listed[ThisConfig::kQueryBuffers];
+  float thresholds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
+  uint32_t counts[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // of a run, more than `kListed`, too
+  Entry entries[ThisConfig::kQueryBuffers][ThisConfig::kQueries][ThisConfig::kListed];
+#endif
 };
 
 // A lane sums heads 8j + 2c and 8j + 2c + 1, c its number among the four of a row: for two values of j it finds them in
