@@ -210,7 +210,7 @@ def select_flagged(problem: selection_spec.Problem, arch: Arch, multiprocessors:
 
 def thresholds(part: Filtered, arch: Arch) -> selection.Plan:
     """The launch that makes thresholds: a thread has eight scores of the sample."""
-    threads = min(1 << (part.samples // 8).bit_length() - 1, selection.MOST_THREADS)
+    threads = max(32, min(1 << (part.samples // 8).bit_length() - 1, selection.MOST_THREADS))
     return selection.Plan(variant(arch, stage="thresholds"), part.rows.rows, threads, 1, 0, False, 0, 0)
 
 
