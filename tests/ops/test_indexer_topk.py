@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,16 +106,55 @@ def test_results_are_written_by_name() -> None:
 def test_every_row_has_one_chunk_that_fits(queries: int, keys: int, batch: int) -> None:
     made = problem(queries, keys, batch)
     parts = list(plan.chunks(made))
-    rows = [
+    assert rows_of(parts, queries) == list(range(max(batch, 1) * queries))
+    held = max(part.entries * part.rows for part in parts)
+    if not any(isinstance(part, plan.Filtered) for part in plan.parts(made)):
+        assert plan.workspace_limit(made) == held * plan.row_stride(made) * 4
+        assert held == 1 or plan.workspace_limit(made) <= plan.CHUNK_BYTES
+
+
+def rows_of(parts: Iterable[plan.Chunk], queries: int) -> list[int]:
+    """Of all batch entries, in the order in which they are computed."""
+    return [
         entry * queries + row
         for part in parts
         for entry in range(part.first_entry, part.first_entry + part.entries)
         for row in range(part.first_row, part.first_row + part.rows)
     ]
-    assert rows == list(range(max(batch, 1) * queries))
-    held = max(part.entries * part.rows for part in parts)
-    assert plan.workspace_limit(made) == held * plan.row_stride(made) * 4
-    assert held == 1 or plan.workspace_limit(made) <= plan.CHUNK_BYTES
+
+
+@pytest.mark.parametrize(("queries", "keys", "batch"), [(4096, 131072, 0), (4097, 32768, 3), (1024, 1 << 19, 2)])
+def test_every_row_is_filtered_once_and_flagged_ones_have_a_chunk(queries: int, keys: int, batch: int) -> None:
+    made = problem(queries, keys, batch)
+    parts = [part for part in plan.parts(made) if isinstance(part, plan.Filtered)]
+    every = list(range(max(batch, 1) * queries))
+    assert rows_of((part.rows for part in parts), queries) == every
+    assert rows_of((chunk for part in parts for chunk in part.flagged), queries) == every
+    assert plan.workspace_limit(made) <= 256 << 20
+    for part in parts:
+        places = plan.layout(made, part)
+        assert places.samples >= part.rows.rows * plan.CAPACITY * 8
+        scores = max(chunk.rows for chunk in part.flagged) * plan.row_stride(made) * 4
+        assert max(scores, places.samples + part.rows.rows * part.sample_row * 4) <= places.thresholds
+        # A sample has so many of the selected keys that a list of twice what is expected is seldom full.
+        expected = made.options.topk / part.sample_stride
+        assert expected >= 32
+        assert (expected + 6 * expected**0.5 + 2) * part.sample_stride * 1.5 <= plan.CAPACITY
+
+
+def test_what_is_filtered() -> None:
+    def first(queries: int = 4096, keys: int = 32768, **options: Any) -> int | None:
+        """The first row that is."""
+        made = problem(queries, keys)
+        made = replace(made, options=replace(made.options, **options))
+        return next((part.rows.first_row for part in plan.parts(made) if isinstance(part, plan.Filtered)), None)
+
+    assert first() == 0
+    assert first(keys=32767) is first(queries=1023) is first(topk=2049) is first(return_values=True) is None
+    assert first(causal=True, q_start=8192) == 0
+    assert first(causal=True, q_start=8000) == 192
+    assert first(causal=True, q_start=0) is None
+    assert first(queries=16384, causal=True, q_start=0, k_stride=1) == 8192
 
 
 def test_chunks_are_of_about_equal_size() -> None:
