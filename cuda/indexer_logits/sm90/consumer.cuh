@@ -126,10 +126,10 @@ struct Consumer {
         sum_heads(scores[1], Weights(storage, buffers.stage, Config::kGroups - 1, lane), sums);
         write(sums, before, Config::kGroups - 1);
       }
-      __syncwarp();
 #if CUPYMLA_FILTER == 1
-      if (lane == 0) storage.listed[buffers.stage].arrive();
+      storage.listed[buffers.stage].arrive();
 #endif
+      __syncwarp();
       if (lane == 0) storage.q_free[buffers.stage].arrive();
     }
   }

@@ -15,11 +15,11 @@ namespace cupymla::indexer_logits {
 __device__ __forceinline__ void init_barriers(Storage& storage) {
   for (int buffer = 0; buffer < ThisConfig::kQueryBuffers; ++buffer) {
     storage.q_full[buffer].init(32 + 1);
-    storage.q_free[buffer].init(4 * ThisConfig::kConsumers + 1 + (ThisConfig::kLists ? 1 : 0));
+    storage.q_free[buffer].init(4 * ThisConfig::kConsumers + 1 + (ThisConfig::kLists ? 32 : 0));
   }
 #if CUPYMLA_FILTER == 1
   for (int buffer = 0; buffer < ThisConfig::kQueryBuffers; ++buffer) {
-    storage.listed[buffer].init(4 * ThisConfig::kConsumers);
+    storage.listed[buffer].init(ThisConfig::kConsumers * ThisConfig::kWarpgroup);
     for (int query = 0; query < ThisConfig::kQueries; ++query) storage.counts[buffer][query] = 0;
   }
 #endif

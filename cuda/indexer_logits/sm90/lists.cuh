@@ -47,8 +47,7 @@ __device__ __forceinline__ void move_lists(Storage& storage, const KernelParamet
         if (to + entry < params.capacity) list[to + entry] = storage.entries[buffer][query][entry];
       }
     }
-    __syncwarp();
-    if (lane == 0) storage.q_free[buffer].arrive();
+    storage.q_free[buffer].arrive();
   }
 }
 

@@ -8,10 +8,10 @@
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
 // k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled
-// listed[b]    | 8 consumer warps                      | list warp        | with lists: all entries of a run are in
+// listed[b]    | all consumer threads                  | list warp        | with lists: all entries of a run are in
 //              |                                       |                  | buffer b
 //
-// With lists, q_free[b] has one arrival more, of the list warp: lists of buffer b are empty.
+// With lists, q_free[b] has 32 arrivals more, of the list warp: lists of buffer b are empty.
 //
 //   query warp          | key warp          | consumer 0                   | consumer 1
 //   --------------------+-------------------+------------------------------+------------------------------
