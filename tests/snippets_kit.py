@@ -1,7 +1,7 @@
 """The docs' programs, each in a process of its own.
 
-Processes are forked from one that has imported the frameworks, which takes longer than most programs do. On a machine
-with a GPU each is an interpreter of its own, as for users.
+Processes are forked from one that has imported the frameworks and the package, which takes longer than most programs
+do, and has the engine compile as tests do. On a machine with a GPU each is an interpreter of its own, as for users.
 
 Run as a program, this is that process: it reads programs from its input as JSON, a line each, and answers in kind.
 """
@@ -22,10 +22,18 @@ from pathlib import Path
 
 import pytest
 
+import cupymla
 from cupymla import driver
+from cupymla_lab.emulate.host import library
 
 ROOT = Path(__file__).resolve().parent.parent
-FRAMEWORKS = ("numpy", "torch", "jax", "transformers")
+FRAMEWORKS: dict[str, tuple[str, ...]] = {
+    "numpy": (),
+    "torch": ("torch._dynamo", "cupymla.interop.torch"),
+    "jax": ("cupymla.interop.jax",),
+    "transformers": (),
+}
+"""With what else of each several programs import."""
 GROUP = pytest.mark.xdist_group("snippets")
 """Of tests that run programs: one worker has them all, and one process to fork from."""
 
@@ -89,9 +97,13 @@ def _forked(code: str) -> tuple[int, str]:
 
 
 def _serve() -> None:
-    for name in FRAMEWORKS:
+    for name, others in FRAMEWORKS.items():
         if importlib.util.find_spec(name):
-            importlib.import_module(name)
+            for module in (name, *others):
+                importlib.import_module(module)
+    for name in cupymla.__all__:
+        getattr(cupymla, name)
+    library.OPTIMISATION = "-O0"
     for line in sys.stdin:
         print(json.dumps(_forked(json.loads(line))), flush=True)
 

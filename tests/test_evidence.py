@@ -315,14 +315,13 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
-    cases = operators.Subject("attn_dist").cases
-    packed = cases.CHOICES["attn_dist_packed"]
-    case = min((case for case in cases.CASES if cases.flops(case) > 0 and not packed.serves(case)), key=cases.flops)
-    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
+    of = operators.Subject("merge_attention")
+    case = min((case for case in without_gpu.small_cases(of) if of.cases.flops(case) > 0), key=of.cases.flops)
+    assert without_gpu.main(["merge_attention", "--arch", "sm_90", "--case", case.name]) == 0
     ran = capsys.readouterr().out.splitlines()
-    wanted = [f"attn_dist sm_90a {case.name} {n} SM {mode}" for n, mode in zip((1, 132, 3), MODES, strict=True)]
+    wanted = [f"merge_attention sm_90 {case.name} {n} SM {mode}" for n, mode in zip((1, 132, 3), MODES, strict=True)]
     assert [line.partition(": ok")[0] for line in ran] == wanted
-    assert all(line.endswith("(attn_dist)") for line in ran)
+    assert all(line.endswith("(merge_attention)") for line in ran)
 
 
 def test_kernels_of_another_folder_run_and_leave_no_evidence(

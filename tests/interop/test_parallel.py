@@ -20,32 +20,22 @@ PATIENCE = 900
 """Seconds for processes that take half a minute each on a core of their own."""
 
 
-def start(program: str, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+Told = tuple[list[str], str]
+"""The lines and the errors of a program."""
+
+
+def told_by(program: str, *arguments: str, **settings: str) -> Told:
+    command = [sys.executable, str(HERE / program), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / program), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False)
+    return done.stdout.splitlines(), done.stderr
 
 
-def said(*processes: subprocess.Popen[str]) -> list[tuple[list[str], str]]:
-    """The lines and the errors of each."""
-    try:
-        told = [process.communicate(timeout=PATIENCE) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(out.splitlines(), err) for out, err in told]
-
-
-def require_right(what: str, told: list[tuple[list[str], str]]) -> None:
-    """All processes found this right."""
-    for lines, errors in told:
-        own = errors.partition(f"wrong: {what}\n")[2].partition("\nwrong: ")[0]
-        assert f"right: {what}" in lines, own[-4000:] or errors[-4000:]
+def require_right(what: str, told: Told, ranks: int = 1) -> None:
+    """So many found this right."""
+    lines, errors = told
+    own = errors.partition(f"wrong: {what}\n")[2].partition("\nwrong: ")[0]
+    assert lines.count(f"right: {what}") == ranks, own[-4000:] or errors[-4000:]
 
 
 ON_DEVICES = (
@@ -56,25 +46,24 @@ ON_RANKS = ("plain", "causal", "batch", "dsa_attention")
 
 
 @pytest.fixture(scope="session")
-def on_devices() -> list[tuple[list[str], str]]:
+def on_devices() -> Told:
     """What one process says of all that is looked at on four devices: most of its time it imports JAX and compiles."""
     pytest.importorskip("jax")
     devices = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    return said(start("jax_devices.py", *ON_DEVICES, XLA_FLAGS=devices, JAX_PLATFORMS="cpu"))
+    return told_by("jax_devices.py", *ON_DEVICES, XLA_FLAGS=devices, JAX_PLATFORMS="cpu")
 
 
 @pytest.fixture(scope="session")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], str]]:
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """The same of two ranks."""
     pytest.importorskip("torch")
-    meet = str(tmp_path_factory.mktemp("ranks") / "meet")
-    return said(*[start("torch_ranks.py", str(rank), "2", meet, *ON_RANKS) for rank in range(2)])
+    return told_by("torch_ranks.py", "2", str(tmp_path_factory.mktemp("ranks") / "meet"), *ON_RANKS)
 
 
 @pytest.mark.timeout(PATIENCE + 100)
 @pytest.mark.xdist_group("four devices")
 @pytest.mark.parametrize("what", ON_DEVICES)
-def test_jax_over_four_devices(what: str, on_devices: list[tuple[list[str], str]]) -> None:
+def test_jax_over_four_devices(what: str, on_devices: Told) -> None:
     require_right(what, on_devices)
 
 
@@ -105,8 +94,8 @@ def test_a_flag_of_the_backward_is_looked_at_in_the_forward(monkeypatch: pytest.
 @pytest.mark.timeout(PATIENCE + 100)
 @pytest.mark.xdist_group("two ranks")
 @pytest.mark.parametrize("what", ON_RANKS)
-def test_torch_over_two_ranks(what: str, on_ranks: list[tuple[list[str], str]]) -> None:
-    require_right(what, on_ranks)
+def test_torch_over_two_ranks(what: str, on_ranks: Told) -> None:
+    require_right(what, on_ranks, ranks=2)
 
 
 @pytest.mark.gpu
@@ -120,7 +109,6 @@ def test_over_all_gpus(framework: str, tmp_path: Path) -> None:
     if driver.compute_capability(0) != (9, 0):
         pytest.skip("the kernel is for Hopper")
     if framework == "jax":
-        require_right("gpus", said(start("jax_devices.py", "gpus")))
+        require_right("gpus", told_by("jax_devices.py", "gpus"))
         return
-    meet = str(tmp_path / "meet")
-    require_right("gpu", said(*[start("torch_ranks.py", str(rank), str(count), meet, "gpu") for rank in range(count)]))
+    require_right("gpu", told_by("torch_ranks.py", str(count), str(tmp_path / "meet"), "gpu"), ranks=count)

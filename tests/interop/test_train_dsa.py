@@ -30,12 +30,8 @@ def start(*arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def trained(framework: str, size: str, out: Path) -> Any:
+def learned(out: Path) -> Any:
     """The curves of a run, which has left its plots as well and has learned something."""
-    pytest.importorskip(framework)
-    pytest.importorskip("matplotlib")
-    done = start("--framework", framework, "--size", size, "--out", str(out), "--commit", "0123abc")
-    assert done.returncode == 0, done.stderr[-4000:]
     for name in ("loss.png", "overlap.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     content = json.loads((out / "curves.json").read_text())
@@ -48,9 +44,33 @@ def trained(framework: str, size: str, out: Path) -> Any:
     return content
 
 
-def test_runs_and_leaves_curves_in_torch(tmp_path: Path) -> None:
-    """In JAX the training below does."""
-    trained("torch", "test", tmp_path / "curves")
+def ran(out: Path, *more: str) -> int:
+    """The exit status of a short run in torch, here: importing it takes longer."""
+    arguments = ["--framework", "torch", "--size", "test", "--out", str(out), "--commit", "0123abc", *more]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["train_dsa.py", *arguments])
+        return int(import_module("train_dsa").main())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a run."""
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    out = tmp_path_factory.mktemp("whole") / "curves"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(SCRIPT.parent))
+        assert ran(out) == 0
+    return out
+
+
+TRAINED = pytest.mark.xdist_group("trained in torch")
+
+
+@TRAINED
+def test_runs_and_leaves_curves_in_torch(whole: Path) -> None:
+    """In JAX the training below does, as a program."""
+    learned(whole)
 
 
 @pytest.mark.slow
@@ -61,7 +81,12 @@ def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_no
     In torch, with two seeds, the loss grew by -0.02 and 0.02, and by 0.26 and 0.42 with a random selection; in JAX by
     0.00 and 0.11.
     """
-    curves = trained("jax", "brief", tmp_path / "curves")["curves"]
+    pytest.importorskip("jax")
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "curves"
+    done = start("--framework", "jax", "--size", "brief", "--out", str(out), "--commit", "0123abc")
+    assert done.returncode == 0, done.stderr[-4000:]
+    curves = learned(out)["curves"]
     (_, indexer, overlap), (_, random, chance) = (curves[name][0] for name in ("indexer", "random"))
     dense = curves["warm-up, dense"][-1][1]
     assert overlap > 2 * chance
@@ -130,20 +155,14 @@ class Stopped(Exception):
     """As if by Ctrl-C."""
 
 
+@TRAINED
 @pytest.mark.parametrize("stopped_at", [2, 8])
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(
-    dsa: Any, stopped_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, dsa: Any, stopped_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the warm-up, and in the last part, whose selections are random."""
-    pytest.importorskip("matplotlib")
     model_torch, _ = dsa
-    script = import_module("train_dsa")
-
-    def run(name: str, *more: str) -> int:
-        arguments = ["--framework", "torch", "--size", "test", "--out", str(tmp_path / name), *more]
-        monkeypatch.setattr(sys, "argv", ["train_dsa.py", *arguments])
-        return int(script.main())
-
+    monkeypatch.setattr(import_module("train_dsa"), "draw", lambda *arguments: None)  # takes as long as the steps
     step = model_torch.Model.step
     taken: list[Any] = []
 
@@ -153,14 +172,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
             raise Stopped
         return step(self, *arguments)
 
+    out = tmp_path / "stopped"
     with monkeypatch.context() as patched:
         patched.setattr(model_torch.Model, "step", stopping)
         with pytest.raises(Stopped):
-            run("stopped")
-    assert run("stopped", "--seed", "1") == 2, "another run's checkpoint was taken"
-    assert run("stopped") == run("whole") == 0
-    stopped, whole = (json.loads((tmp_path / name / "curves.json").read_text()) for name in ("stopped", "whole"))
-    assert stopped["curves"] == whole["curves"]
+            ran(out)
+    assert ran(out, "--seed", "1") == 2, "another run's checkpoint was taken"
+    assert ran(out) == 0
+    ended, wanted = (json.loads((folder / "curves.json").read_text()) for folder in (out, whole))
+    assert ended["curves"] == wanted["curves"]
 
 
 def test_a_state_in_jax_is_all_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

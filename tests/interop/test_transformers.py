@@ -198,6 +198,7 @@ def test_packed_sequences(family: str) -> None:
         torch.testing.assert_close(whole[:, 10:], states(model, ids[:, 10:]), atol=0.02, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     """`torch.compile` gives the logits and gradients of the model that is not compiled."""
     model, ids = model_of("glm_moe_dsa", topk=6), tokens()

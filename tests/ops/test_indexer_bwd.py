@@ -299,6 +299,7 @@ def test_integer_sums_of_factors_far_apart() -> None:
     np.testing.assert_allclose(dk, expected, rtol=2**-8)  # a factor of each term is rounded to bf16
 
 
+@pytest.mark.compile
 def test_integer_sums_have_the_same_bits_in_any_order() -> None:
     """Every query adds to one key; threads and CTAs come in another order with each seed."""
     found = []

@@ -31,13 +31,15 @@ class Cache:
 
     def misses(self, rows: list[int]) -> int:
         """How many of these it did not hold; it does now."""
-        missed = 0
+        held, used, missed = self._held, self._held.move_to_end, 0
         for row in rows:
-            missed += row not in self._held
-            self._held[row] = None
-            self._held.move_to_end(row)
-            if len(self._held) > self._rows:
-                self._held.popitem(last=False)
+            if row in held:
+                used(row)
+                continue
+            held[row] = None
+            missed += 1
+            if len(held) > self._rows:
+                held.popitem(last=False)
         return missed
 
 
@@ -52,7 +54,8 @@ def missed(
         nonlocal taken
         named = rng.choice(tokens, rng.integers(fewest, TOPK, endpoint=True), replace=False)
         taken += len(named)
-        return [int(token) for token in (np.sort(named) if in_order else named)]
+        rows: list[int] = (np.sort(named) if in_order else named).tolist()
+        return rows
 
     cache, misses = Cache(cached), 0
     left = [(rounds, selection()) for _ in range(workers)]

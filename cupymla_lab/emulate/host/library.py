@@ -59,7 +59,8 @@ _RUNTIME = (
     ),
 )
 
-_PARTS = ("races", "runtime", "wgmma", "grid", "copies", "waits", "warps", "memory")
+_PARTS = (("races", "wgmma", "memory"), ("runtime", "grid", "copies", "waits", "warps"))
+"""The machine's files by the compilations that they go into: one apiece would parse the headers eight times."""
 
 _lock = threading.Lock()
 
@@ -182,8 +183,9 @@ def _shared(model: Model) -> list[Path]:
     """The machine and the model, compiled side by side: whoever waits for them leaves a core idle."""
     _headers()  # which all of them ask for
 
-    def machine(name: str) -> Path:
-        return _object((_HERE / f"{name}.cpp").read_text(encoding="utf-8"), name, _MODEL_FLAGS)
+    def machine(files: Sequence[str]) -> Path:
+        text = "".join(f'#include "{name}.cpp"\n' for name in files)
+        return _object(text, "machine", _MODEL_FLAGS, by_content.digests(_HERE / f"{name}.cpp" for name in files))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = pool.submit(_native if model == "native" else _from_ptx)
