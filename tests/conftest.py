@@ -120,7 +120,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence."""
+    """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence. Whole
+    compilations come first: the engine's tests, which would compile to PTX alone, find it kept."""
     for option in ASKED_FOR:
         if not config.getoption(option):
             marker = option.removeprefix("--").replace("-", "_")
@@ -135,6 +136,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if not gpu_present():
         config.stash[GPU_TESTS] = leave_one_of_each_gpu_test(items)
+    items.sort(key=lambda item: item.path.name != "test_compile_all.py")
     if getattr(config.option, "loadgroup", False):
         for item in items:
             name_with_group(item)

@@ -463,6 +463,17 @@ def test_clear_removes_ours_and_nothing_else(kernel: KernelSource, folder: Path)
     assert not again(kernel).cached
 
 
+def test_ptx_is_made_once_and_without_a_cubin(
+    kernel: KernelSource, compilations: list[KernelSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = build.ptx(kernel)
+    assert compilations == [] and cache.entries() == []
+    monkeypatch.delattr(compiler, "ptx")
+    assert build.ptx(kernel) == text
+    made = build.cubin(kernel)
+    assert not made.cached and build.ptx(kernel) == text
+
+
 def test_clear_of_an_empty_cache_is_nothing(folder: Path) -> None:
     assert cache.clear() == 0
 

@@ -83,6 +83,12 @@ def test_the_target_is_exact(tmp_path: Path, backend: str) -> None:
         compiler.compile(written(tmp_path, "k.cu", text, "k", arch="sm_90"))
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100f"])
+def test_ptx_alone_is_what_a_whole_compilation_assembles(tmp_path: Path, backend: str, arch: str) -> None:
+    kernel = written(tmp_path, "k.cu", SPILLING, "spilling", arch=arch)
+    assert compiler.ptx(kernel) == compiler.compile(kernel).ptx
+
+
 def test_definitions_reach_the_source(tmp_path: Path, backend: str) -> None:
     text = 'extern "C" __global__ void k() { static_assert(N == 3 && sizeof(WORD) == 2, ""); }\n'
     assert compiler.compile(written(tmp_path, "k.cu", text, "k", defines=(("N", 3), ("WORD", "unsigned short")))).data

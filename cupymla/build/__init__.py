@@ -78,7 +78,7 @@ def kernel(source: KernelSource, device: int) -> Kernel:
 
 
 def ptx(source: KernelSource) -> str:
-    """The PTX of `source`: from disk, else from the compiler, whose cubin is kept as well.
+    """The PTX of `source`: from disk, else from the compiler, which makes no cubin then.
 
     Raises CompileError, UnsupportedError, InputError.
     """
@@ -87,7 +87,12 @@ def ptx(source: KernelSource) -> str:
     found = cache.load_ptx(source, name)
     if found is None:
         with cache.locked(source, name):
-            found = cache.load_ptx(source, name) or _compile(source, name, content, chain)[1]
+            found = cache.load_ptx(source, name)
+            if found is None:
+                found = compiler.ptx(source)
+                # A file edited while the compiler ran would be kept under the hash of its old content.
+                if content_hash(source) == content:
+                    cache.store_ptx(source, name, found)
     return found
 
 
@@ -112,11 +117,11 @@ def _from_disk_or_compiler(source: KernelSource) -> Cubin:
     if found:
         return found
     with cache.locked(source, name):
-        return cache.load(source, name) or _compile(source, name, content, chain)[0]
+        return cache.load(source, name) or _compile(source, name, content, chain)
 
 
-def _compile(source: KernelSource, name: str, content: str, chain: compiler.Toolchain) -> tuple[Cubin, str]:
-    """The cubin and the PTX of one pass of the compiler, both kept."""
+def _compile(source: KernelSource, name: str, content: str, chain: compiler.Toolchain) -> Cubin:
+    """The cubin of one pass of the compiler, kept with the PTX that it was made from."""
     compiled = compiler.compile(source)
     try:
         image = Image(compiled.data)
@@ -137,7 +142,6 @@ def _compile(source: KernelSource, name: str, content: str, chain: compiler.Tool
         seconds=compiled.seconds,
         toolchain=str(chain),
     )
-    # A file edited while the compiler ran would be kept under the hash of its old content.
-    if content_hash(source) != content:
-        return made, compiled.ptx
-    return replace(made, path=cache.store(source, name, content, made, compiled.ptx)), compiled.ptx
+    if content_hash(source) != content:  # as in `ptx`
+        return made
+    return replace(made, path=cache.store(source, name, content, made, compiled.ptx))

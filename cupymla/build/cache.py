@@ -204,11 +204,9 @@ def _write(file: Path, data: bytes) -> None:
 
 def store(source: KernelSource, name: str, content: str, made: Cubin, ptx: str) -> Path | None:
     """Keep a kernel and its PTX; returns the cubin's file, or None after one warning when the folder cannot take it."""
-    layer = location()
-    folder = _folder(layer, source) if layer else None
-    if folder is None:
+    file = _own_file(source, name)
+    if file is None:
         return None
-    file = _file(folder, source, name)
     record = {
         "schema": SCHEMA,
         "sha256": hashlib.sha256(made.data).hexdigest(),
@@ -225,14 +223,40 @@ def store(source: KernelSource, name: str, content: str, made: Cubin, ptx: str) 
         "log": made.log,
     }
     try:
-        _make_folder(file.parent)
-        _write(file.with_suffix(".ptx.gz"), gzip.compress(ptx.encode(), compresslevel=4, mtime=0))
+        _write_ptx(file, ptx)
         _write(file, made.data)
         _write(file.with_suffix(".json"), json.dumps(record, indent=1).encode())
     except OSError as error:
-        warn_once(f"compiled kernels are not kept in {layer}: {error.strerror or error}")
+        _warn_not_kept(error)
         return None
     return file
+
+
+def store_ptx(source: KernelSource, name: str, ptx: str) -> None:
+    """Keep a kernel's PTX alone; after one warning not, when the folder cannot take it."""
+    file = _own_file(source, name)
+    if file is not None:
+        try:
+            _write_ptx(file, ptx)
+        except OSError as error:
+            _warn_not_kept(error)
+
+
+def _own_file(source: KernelSource, name: str) -> Path | None:
+    """Where a kernel is kept in this package's own folder; None without one."""
+    layer = location()
+    folder = _folder(layer, source) if layer else None
+    return None if folder is None else _file(folder, source, name)
+
+
+def _write_ptx(file: Path, ptx: str) -> None:
+    """The first file of an entry, whose folder it makes."""
+    _make_folder(file.parent)
+    _write(file.with_suffix(".ptx.gz"), gzip.compress(ptx.encode(), compresslevel=4, mtime=0))
+
+
+def _warn_not_kept(error: OSError) -> None:
+    warn_once(f"compiled kernels are not kept in {location()}: {error.strerror or error}")
 
 
 def load_ptx(source: KernelSource, name: str) -> str | None:

@@ -100,9 +100,10 @@ class Registers:
     """Sizes of the registers a function declares, scope by scope."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[dict[str, int], list[tuple[str, int, int]]]] = {}
+        self._known: dict[int, tuple[dict[str, int | None], list[tuple[str, int, int]]]] = {}
 
-    def _of(self, block: Block) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+    def _of(self, block: Block) -> tuple[dict[str, int | None], list[tuple[str, int, int]]]:
+        """Sizes by name, of what a block declares and of what was asked for; and its ranges of numbered registers."""
         found = self._known.get(id(block))
         if found is None:
             found = ({}, [])
@@ -119,16 +120,20 @@ class Registers:
 
     def bits(self, name: str, around: Sequence[Block]) -> int | None:
         """Size of a register in bits, 1 for a predicate; None when the name is no register of these scopes."""
-        stem = name.rstrip("0123456789")
-        number = name[len(stem) :]
         for block in reversed(around):
             names, ranges = self._of(block)
-            if name in names:
+            if name not in names:
+                names[name] = _numbered(name, ranges)
+            if names[name] is not None:
                 return names[name]
-            for prefix, count, bits in ranges:
-                if number and prefix == stem and int(number) < count:
-                    return bits
         return None
+
+
+def _numbered(name: str, ranges: Sequence[tuple[str, int, int]]) -> int | None:
+    """Size of a register that is one of some ranges; None for another name."""
+    stem = name.rstrip("0123456789")
+    number = name[len(stem) :]
+    return next((bits for prefix, count, bits in ranges if number and prefix == stem and int(number) < count), None)
 
 
 @dataclass

@@ -238,10 +238,12 @@ class _Translator:
         if instruction.guard:
             named.append(instruction.guard.register)
         for name in named:
-            if not name.startswith("%") or _SPECIAL_REGISTER.fullmatch(name):
+            if not name.startswith("%"):
                 continue
             register = name.split(".", 1)[0]  # of %v.x, an element of a vector
-            if self._registers.bits(register, around) is None and register not in self._names_in(function):
+            if self._registers.bits(register, around) is not None or _SPECIAL_REGISTER.fullmatch(name):
+                continue
+            if register not in self._names_in(function):
                 raise self._error(instruction, f"the register {name} is declared nowhere")
 
     def _names_in(self, function: Function) -> frozenset[str]:

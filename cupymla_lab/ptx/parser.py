@@ -62,6 +62,7 @@ class _Parser:
         self._tokens = list(tokens(looked_at))
         self._at = 0
         self._calling = False
+        self._names: dict[str, Name] = {}
 
     # Tokens ----------------------------------------------------------------------------------------------------
 
@@ -77,11 +78,10 @@ class _Parser:
         return token
 
     def _is(self, text: str) -> bool:
-        token = self._tokens[self._at]
-        return token.text == text and token.kind != "string"
+        return self._tokens[self._at].text == text  # of a string the quotes are part
 
     def _accept(self, text: str) -> bool:
-        if self._is(text):
+        if self._tokens[self._at].text == text:
             self._at += 1
             return True
         return False
@@ -264,6 +264,8 @@ class _Parser:
         return tuple(items)
 
     def _simple(self) -> Operand:
+        if self._tokens[self._at].kind == "word":
+            return self._name()
         if self._accept("!"):
             return Negated(self._simple())
         if self._accept("{"):
@@ -272,17 +274,19 @@ class _Parser:
             return Address(self._list("]"))
         if self._calling and self._accept("("):
             return Group(self._list(")"))
-        token = self._next
-        if token.kind == "word":
-            return self._name()
         return Constant(self._constant())
 
     def _name(self) -> Operand:
-        name = Name(self._take().text)
-        if self._accept("["):
-            return Address(self._list("]"), name.text)
-        if self._is("+") or self._is("-"):
-            sign = self._take().text
+        text = self._take().text
+        name = self._names.get(text)
+        if name is None:
+            name = self._names[text] = Name(text)
+        sign = self._tokens[self._at].text
+        if sign == "[":
+            self._at += 1
+            return Address(self._list("]"), text)
+        if sign in ("+", "-"):
+            self._at += 1
             rest = self._constant()
             return Offset(name, f"-{rest}" if sign == "-" else rest)
         return name

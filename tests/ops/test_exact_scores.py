@@ -20,10 +20,10 @@ pytestmark = pytest.mark.compile
 ARCHS = ("sm_90a", "sm_100f")
 
 
-def exact_inputs(subject: Subject, heads: int, score: float, **options: Any) -> dict[str, Any]:
+def exact_inputs(subject: Subject, heads: int, d_qk: int, score: float, **options: Any) -> dict[str, Any]:
     """Scores that are `score` less 0 to 3, without any rounding, of all heads with all keys."""
     inputs: dict[str, Any] = subject.cases.inputs(
-        sized(heads, 512, 64, 1, 64, "_exact", "options", selection="full", **options), 1
+        sized(heads, d_qk, 64, 1, 64, "_exact", "options", selection="full", **options), 1
     )
     inputs["q"][:] = 0
     inputs["q"][..., :2] = 1
@@ -44,7 +44,7 @@ def require(subject: Subject, arch: str, inputs: dict[str, Any]) -> None:
 def test_backward(arch: str, heads: int, score: float, sm_scale: float) -> None:
     """P, which goes into the distribution as it is, and into dkv rounded to the dtype of q."""
     subject = Subject("sparse_mla_bwd")
-    inputs = exact_inputs(subject, heads, score, wants_dist=True, dkv_dtype="float32")
+    inputs = exact_inputs(subject, heads, 576, score, wants_dist=True, dkv_dtype="float32")
     lse = np.full_like(inputs["lse"], score * sm_scale + 3)
     require(subject, arch, inputs | {"sm_scale": sm_scale, "lse": lse})
 
@@ -56,7 +56,7 @@ def test_backward(arch: str, heads: int, score: float, sm_scale: float) -> None:
 def test_forward(arch: str, heads: int, score: float, sm_scale: float) -> None:
     """max_logits and lse."""
     subject = Subject("sparse_mla_fwd")
-    inputs = exact_inputs(subject, heads, score, dtype="float16")
+    inputs = exact_inputs(subject, heads, 512, score, dtype="float16")
     require(subject, arch, inputs | {"sm_scale": sm_scale})
 
 

@@ -321,11 +321,23 @@ def _closing(words: Sequence[str], opening: int) -> int:
 
 @dataclass
 class _Scope:
-    registers: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """What a block declares; of `registers` also what was asked for, None for what the block does not declare."""
+
+    registers: dict[str, tuple[str, int] | None] = field(default_factory=dict)
     ranges: list[tuple[str, int, int, str]] = field(default_factory=list)
     arrays: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def _numbered(name: str, scope: _Scope) -> tuple[str, int] | None:
+    """C++ name and size of a register that is one of a scope's ranges; None for another name."""
+    stem = name.rstrip("0123456789")
+    number = name[len(stem) :]
+    for prefix, count, size, suffix in scope.ranges:
+        if number and prefix == stem and int(number) < count:
+            return mangled(name) + suffix, size
+    return None
 
 
 class _Body:
@@ -415,15 +427,10 @@ class _Body:
 
     def register(self, name: str) -> tuple[str, int] | None:
         """C++ name and size in bytes of a register, 0 for a predicate; None when it is none."""
-        stem = name.rstrip("0123456789")
-        number = name[len(stem) :]
         for scope in reversed(self._scopes):
-            found = scope.registers.get(name)
-            if found is None:
-                for prefix, count, size, suffix in scope.ranges:
-                    if number and prefix == stem and int(number) < count:
-                        found = (mangled(name) + suffix, size)
-                        break
+            if name not in scope.registers:
+                scope.registers[name] = _numbered(name, scope)
+            found = scope.registers[name]
             if found is not None:
                 self._declared[found[0]] = found[1]
                 return found
