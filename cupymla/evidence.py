@@ -8,6 +8,7 @@ words (`Status`).
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from .testing import operators
 
 FOLDER = machine.ROOT / "tests" / "evidence"
 PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence.json"
+COUNTS = "cases.json"
 BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
 
 Ran = Literal["hardware", "emulated"]
@@ -297,9 +299,20 @@ def _since(found: Evidence) -> str:
 
 def cases_since(found: Evidence | WithoutGpu) -> int:
     """How many cases there are for a kernel beside those that there were when it ran."""
-    entry = registry.named(found.operator)
-    (kernel,) = (kernel for kernel in entry.kernels if (kernel.name, kernel.arch) == (found.kernel, found.arch))
-    return max(0, len(operators.Subject(entry.name).cases_of(kernel)) - max(found.of, found.cases))
+    there = _case_counts().get(f"{found.operator}.{found.kernel}.{found.arch}", 0)
+    return max(0, there - max(found.of, found.cases))
+
+
+def forget_counts() -> None:
+    """Read anew how many cases there are."""
+    _case_counts.cache_clear()
+
+
+@functools.cache
+def _case_counts() -> dict[str, int]:
+    """How many cases each kernel has: the laboratory, which has the cases, writes it down with the pages."""
+    counts: dict[str, int] = (_content(FOLDER / COUNTS) if FOLDER.is_dir() else _kept(PACKED).get(COUNTS)) or {}
+    return counts
 
 
 def support_markdown(rows: Sequence[Support] | None = None) -> str:

@@ -28,7 +28,9 @@ from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import InputError
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing.operators import Subject, as_tuple
+from cupymla.testing.operators import as_tuple
+
+from .subjects import Subject
 
 ROUNDS = 5
 
@@ -224,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     terminal = Terminal(options.json)
     work = []
-    for subject in with_kernels(options.operators):
+    for subject in [Subject(entry.name) for entry in with_kernels(options.operators)]:
         others = variants(subject, options.baseline, options.set)
         work += [(subject, case, others) for case in measure.chosen(subject, options.case)]
     timer = Timer()

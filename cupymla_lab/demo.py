@@ -17,11 +17,11 @@ from cupymla.build import compiler
 from cupymla.cli import demo as product
 from cupymla.cli.terminal import exit_with
 from cupymla.errors import CupymlaError
-from cupymla.testing.operators import Subject
 
 from .emulate import Settings
 from .emulate.host import machine
 from .emulated import emulated
+from .subjects import Subject
 
 OPERATOR = product.COMPILED
 CASE = "h128_d576_k256_q2_kv1000"

@@ -33,13 +33,14 @@ from cupymla.ops.case import Case
 from cupymla.tensor import make
 from cupymla.tensormap import TileMap
 from cupymla.testing.compare import Report
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla.testing.poison import span_bytes
 
 from .emulate import HostError, Settings, Site
 from .emulate.host.machine import HostMap, HostProgram, load
 from .emulate.host.memory import Arrays, Watcher
 from .guarded import Guarded
+from .subjects import Subject
 
 _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"emulated tensor map "

@@ -40,12 +40,12 @@ from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare, operators
 from cupymla.testing.compare import Mismatch, Report
-from cupymla.testing.operators import Subject
 
 from . import ab, subjects
 from .emulate import EmulationError, Settings
 from .guarded import Guarded
 from .recorder import Recorder
+from .subjects import Subject
 from .translated import Translated, translated
 
 T = TypeVar("T")

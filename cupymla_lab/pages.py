@@ -22,6 +22,8 @@ from cupymla import evidence
 from cupymla.bench import machine, report
 from cupymla.ops import registry
 
+from .subjects import Subject
+
 """The folder in `docs/benchmarks` whose numbers the pages show."""
 
 GENERATIONS: Mapping[str, tuple[str, ...]] = {
@@ -396,6 +398,18 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
 
 
 PICTURE = "docs/benchmarks/comparison.svg"
+COUNTS = "tests/evidence/cases.json"
+
+
+def counts() -> str:
+    """How many cases each kernel has, for the support table: JSON, by operator, kernel and target."""
+    subjects = [Subject(entry.name) for entry in registry.subjects() if entry.kernels]
+    found = {
+        f"{subject.name}.{kernel.name}.{kernel.arch}": len(subject.cases_of(kernel))
+        for subject in subjects
+        for kernel in subject.entry.kernels
+    }
+    return json.dumps(found, indent=2, sort_keys=True) + "\n"
 
 
 def renewed(name: str, page: str) -> str:
@@ -409,6 +423,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command: rewrite the pages, and name those that changed."""
     argparse.ArgumentParser(prog="python -m cupymla_lab pages", description=__doc__).parse_args(arguments)
     (machine.ROOT / PICTURE).write_text(picture(), encoding="utf-8")
+    # The support table tells of them.
+    (machine.ROOT / COUNTS).write_text(counts(), encoding="utf-8")
+    evidence.forget_counts()
     for name in PARTS:
         file = machine.ROOT / name
         before = file.read_text(encoding="utf-8")

@@ -31,9 +31,9 @@ from cupymla.bench import machine, report, timing
 from cupymla.bench import run as bench
 from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import CupymlaError, InputError, UnsupportedError
-from cupymla.testing.operators import Subject
 
 from . import ab, profile
+from .subjects import Subject
 
 OPERATORS = ("sparse_mla_fwd", "sparse_mla_bwd")
 """Whose cases are measured where none is named: those that work tensor cores hard enough to come to the limit."""

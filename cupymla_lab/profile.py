@@ -28,7 +28,8 @@ from cupymla.bench import run as bench
 from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import CupymlaError, InputError, UnsupportedError
 from cupymla.ops import registry
-from cupymla.testing.operators import Subject
+
+from .subjects import Subject
 
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 

@@ -12,10 +12,10 @@ from cupymla.bench import machine
 from cupymla.evidence import FOLDER, Evidence, Ran, WithoutGpu
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing import operators
 from cupymla.testing.compare import Report
 
 from . import subjects
+from .subjects import Subject
 
 
 def write_without_gpu(found: WithoutGpu, folder: Path = FOLDER) -> Path:
@@ -69,7 +69,7 @@ class Recorder:
         """
         files: list[Path | None] = []
         for (operator, kernel), passed in self._passed.items():
-            subject = operators.Subject(operator)
+            subject = Subject(operator)
             if {case.name for case in subjects.cases_run(subject, kernel, self._ran == "emulated")} <= passed.keys():
                 found = self._evidence(subject, kernel, passed, device)
                 if found is not None:
@@ -78,7 +78,7 @@ class Recorder:
         return [file for file in files if file is not None]
 
     def _evidence(
-        self, subject: operators.Subject, kernel: KernelEntry, passed: dict[str, list[Report]], device: int
+        self, subject: Subject, kernel: KernelEntry, passed: dict[str, list[Report]], device: int
     ) -> Evidence | None:
         from cupymla import driver
         from cupymla.build import compiler

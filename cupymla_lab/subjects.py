@@ -1,4 +1,4 @@
-"""What is asked of an operator that is checked: which cases, and whether its kernel did the work."""
+"""An operator that is checked: its correctness cases, which of them are run, and whether its kernel did the work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
+from cupymla.testing import operators
 from cupymla.testing.compare import Mismatch
-from cupymla.testing.operators import Subject
+
+from .problems import Problems
 
 _FLOPS_OF_A_BYTE = 16
 """What a byte costs beside arithmetic where a kernel runs a thousand times slower; a guess, for long contexts of few
@@ -16,6 +18,19 @@ queries to count as the large problems that they are."""
 
 MOST_EMULATED_FLOPS = 7e9
 """What is larger runs in the emulator on a GPU for minutes, in each of its modes."""
+
+
+class Subject(operators.Subject):
+    """One operator, with its correctness cases among `cases`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.cases = Problems(name, self.cases)
+
+    def cases_of(self, kernel: KernelEntry) -> list[Case]:
+        """The cases that a kernel can run."""
+        choice = self.choice(kernel)
+        return [case for case in self.cases.CASES if choice is None or choice.serves(case)]
 
 
 def cases_run(subject: Subject, kernel: KernelEntry, emulated: bool) -> list[Case]:

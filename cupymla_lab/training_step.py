@@ -19,7 +19,8 @@ from cupymla.bench import machine, report, timing
 from cupymla.bench.timing import Ceilings, Timer
 from cupymla.cli.terminal import exit_with
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.operators import Subject
+
+from .subjects import Subject
 
 CASES: tuple[MlaCase, ...] = tuple(
     sized(h, 576, 2048, 8192, kv, wants_dist=True) for h in (128, 64) for kv in (8192, 65536)

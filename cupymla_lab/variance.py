@@ -18,7 +18,8 @@ from typing import Any
 from cupymla.bench import machine, report
 from cupymla.cli.terminal import exit_with
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.operators import Subject
+
+from .subjects import Subject
 
 CASES: tuple[tuple[MlaCase, int], ...] = (
     *((sized(h, 576, 2048, 256, 8192, sink="finite"), 100) for h in (128, 64, 16)),

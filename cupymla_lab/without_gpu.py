@@ -30,13 +30,13 @@ from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare
 from cupymla.testing.compare import Report
-from cupymla.testing.operators import Subject
 
 from . import ab, recorder, subjects
 from .emulate import MODES, Settings
 from .emulate.settings import Mode
 from .emulated import Emulated, emulated, strict_settings
 from .ptx.approximation import ULPS
+from .subjects import Subject
 
 MULTIPROCESSORS = (1, 132, 3)
 # nvfp4_gemv puts a CTA of up to 512 threads on every SM, however little there is to do, and a CPU's time goes by CTAs:

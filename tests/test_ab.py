@@ -13,9 +13,9 @@ from cupymla import build
 from cupymla.build import source as sources
 from cupymla.errors import InputError
 from cupymla.ops.sparse_mla_fwd import plan
-from cupymla.testing.operators import Subject
 from cupymla_lab import ab
 from cupymla_lab.__main__ import main
+from cupymla_lab.subjects import Subject
 from cupymla_lab.without_gpu import machine_for
 
 

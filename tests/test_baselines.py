@@ -24,7 +24,7 @@ from cupymla.errors import InputError
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.xl_paged_attention import cases
 from cupymla.testing.compare import Mismatch
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 torch = pytest.importorskip("torch")
 

@@ -27,9 +27,9 @@ from cupymla.ops import registry
 from cupymla.ops.attn_dist import cases as attn_dist_cases
 from cupymla.testing import operators
 from cupymla.testing.compare import Report
-from cupymla.testing.operators import Subject
 from cupymla_lab import demo as lab
 from cupymla_lab.emulate.host import machine
+from cupymla_lab.subjects import Subject
 
 OPERATORS = [entry.name for entry in registry.OPERATORS]
 HOPPER = Gpu(arches.named("sm_90a"), (9, 0), 132)

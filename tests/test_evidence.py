@@ -20,12 +20,11 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
-from cupymla.testing import operators
 from cupymla.testing.compare import Report, compare
-from cupymla.testing.operators import Subject
 from cupymla_lab import gpu, recorder, subjects, without_gpu
 from cupymla_lab.emulate import MODES, program
 from cupymla_lab.emulated import Emulated
+from cupymla_lab.subjects import Subject
 
 
 def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
@@ -245,7 +244,7 @@ def test_cases_run_with_another_constant_and_leave_no_evidence(monkeypatch: pyte
     """What a plan chooses by a limit can be had of a small case."""
     seen: list[tuple[str, str, int]] = []
 
-    def run(subject: operators.Subject, kernel: KernelEntry, cases: list[Case], *_: object) -> list[object]:
+    def run(subject: Subject, kernel: KernelEntry, cases: list[Case], *_: object) -> list[object]:
         seen.extend((kernel.arch, case.name, plan._MERGE_STEPS) for case in cases)
         return []
 
@@ -257,13 +256,13 @@ def test_cases_run_with_another_constant_and_leave_no_evidence(monkeypatch: pyte
     assert (seen, plan._MERGE_STEPS) == ([("sm_90a", name, 7)], usual)
     seen.clear()
     assert without_gpu.main(words) == 0
-    assert len(seen) == len(without_gpu.small_cases(operators.Subject("sparse_mla_fwd")))
+    assert len(seen) == len(without_gpu.small_cases(Subject("sparse_mla_fwd")))
     with pytest.raises(SystemExit):
         without_gpu.main([*words, "--set", "plan.MISSING=7"])
 
 
-def tensor_kernel() -> tuple[operators.Subject, KernelEntry]:
-    subject = operators.Subject("nvfp4_gemv")
+def tensor_kernel() -> tuple[Subject, KernelEntry]:
+    subject = Subject("nvfp4_gemv")
     return subject, next(kernel for kernel in subject.entry.kernels if kernel.name == "nvfp4_gemv_tcgen05")
 
 
@@ -289,7 +288,7 @@ def test_a_case_that_launched_nothing_has_failed(
     """However right its results are; but for cases in which there is nothing to do."""
     monkeypatch.setattr(Emulated, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
     entry, kernel = a_kernel()
-    subject = operators.Subject(entry.name)
+    subject = Subject(entry.name)
     some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)
     assert without_gpu.run_cases(subject, kernel, [some]) is None
     assert f"launched nothing in the place of {kernel.name}" in capsys.readouterr().out
@@ -299,7 +298,7 @@ def test_a_case_that_launched_nothing_has_failed(
 
 def test_every_kernel_that_has_another_beside_it_can_be_chosen() -> None:
     for entry in registry.OPERATORS:
-        subject = operators.Subject(entry.name)
+        subject = Subject(entry.name)
         for kernel in entry.kernels:
             assert subject.cases_of(kernel), kernel
 
@@ -315,7 +314,7 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
-    of = operators.Subject("merge_attention")
+    of = Subject("merge_attention")
     case = min((case for case in without_gpu.small_cases(of) if of.cases.flops(case) > 0), key=of.cases.flops)
     assert without_gpu.main(["merge_attention", "--arch", "sm_90", "--case", case.name]) == 0
     ran = capsys.readouterr().out.splitlines()
@@ -331,7 +330,7 @@ def test_kernels_of_another_folder_run_and_leave_no_evidence(
     for name in ("common", "merge_attention", "mla_cache"):
         shutil.copytree(cuda_root() / name, tmp_path / name)
     kernel = tmp_path / "merge_attention" / "sm80" / "merge_attention.cu"
-    of = operators.Subject("merge_attention")
+    of = Subject("merge_attention")
     case = min((case for case in without_gpu.small_cases(of) if of.cases.flops(case) > 0), key=of.cases.flops)
     words = ["merge_attention", "--arch", "sm_90", "--case", case.name, "--sources", str(tmp_path)]
     assert without_gpu.main(words) == 0
@@ -346,7 +345,7 @@ def test_kernels_of_another_folder_run_and_leave_no_evidence(
 
 def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert without_gpu.main(["attn_dist", "--list"]) == 0
-    cases = without_gpu.small_cases(operators.Subject("attn_dist"))
+    cases = without_gpu.small_cases(Subject("attn_dist"))
     assert capsys.readouterr().out.splitlines() == [f"{case.name}  ({case.intent})" for case in cases]
     with pytest.raises(SystemExit, match="2"):
         without_gpu.main(["attn_dist", "--case", cases[0].name + "0"])
@@ -357,7 +356,7 @@ def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match="2"):
         without_gpu.main(["nvfp4_gemv", "--kernel", "no such kernel"])
     assert "one of nvfp4_gemv, nvfp4_gemv_tcgen05" in capsys.readouterr().err
-    streaming = next(case for case in operators.Subject("nvfp4_gemv").cases.CASES if case.intent != "tensor")
+    streaming = next(case for case in Subject("nvfp4_gemv").cases.CASES if case.intent != "tensor")
     with pytest.raises(SystemExit, match="2"):
         without_gpu.main(["nvfp4_gemv", "--kernel", "nvfp4_gemv_tcgen05", "--case", streaming.name])
     assert "cases of nvfp4_gemv_tcgen05" in capsys.readouterr().err
@@ -386,7 +385,7 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(recorder.Recorder, "write", write)
     entry, kernel = a_kernel()
-    subject = operators.Subject(entry.name)
+    subject = Subject(entry.name)
     steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60, gpu.Runner(lambda job: []))
     assert [step.name for step in steps if step.passed] == ["cases", "same bits", "memcheck", "evidence"]
     assert kept == {
@@ -414,7 +413,7 @@ def test_support_rows_name_every_operator_and_kernel_once() -> None:
 def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
     """Evidence speaks for all of a kernel's cases or is not written."""
     entry, kernel = a_kernel()
-    cases = operators.Subject(entry.name).cases.CASES
+    cases = Subject(entry.name).cases.CASES
     kept = recorder.Recorder(tmp_path)
     good = compare("out", np.ones(2), np.ones(2), np.ones(2))
     for case in cases[1:]:

@@ -24,12 +24,11 @@ from cupymla.bench.processes import Lost, Processes
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare, operators
 from cupymla.testing.compare import Mismatch, Report
-from cupymla.testing.operators import Subject
 from cupymla_lab import gpu, recorder
 from cupymla_lab.emulate import EmulationError
 from cupymla_lab.emulate.host import machine as host_machine
 from cupymla_lab.emulated import Emulated, emulated
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.subjects import Subject, cheapest
 
 pytestmark = [
     pytest.mark.compile,

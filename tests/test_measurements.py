@@ -22,8 +22,8 @@ from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.mla_cases import sized
-from cupymla.testing import operators
 from cupymla_lab import scaling, training_step, without_gpu
+from cupymla_lab.subjects import Subject
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
 
@@ -55,7 +55,7 @@ def test_rates_are_taken_without_the_empty_kernel(flops: int, moved: int, dtype:
 
 def test_products_of_fp8_are_held_against_fp8() -> None:
     """Cases say by their names that both operands are: the ceiling goes by `dtype`."""
-    cases = [case for entry in registry.subjects() for case in operators.Subject(entry.name).cases.BENCH]
+    cases = [case for entry in registry.subjects() for case in Subject(entry.name).cases.BENCH]
     named = [case for case in cases if case.name.startswith("fp8_")]
     assert {getattr(case, "dtype", None) for case in named} == {"fp8"}
 
@@ -86,7 +86,7 @@ def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> N
 
 def test_committed_benchmarks_read_back_and_cases_are_written_out() -> None:
     for entry in registry.subjects():
-        names = {case.name for case in operators.Subject(entry.name).cases.BENCH}
+        names = {case.name for case in Subject(entry.name).cases.BENCH}
         for file in (machine.ROOT / "docs" / "benchmarks").glob(f"*/{entry.name}.json"):
             found = report.Benchmark.read(file)
             assert {row.case for row in found.baselines} <= {row.case for row in found.rows}
@@ -164,7 +164,7 @@ def test_a_case_that_is_lost_costs_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cupymla.bench.processes.Processes", Beside)
-    names = [case.name for case in operators.Subject("attn_dist").cases.BENCH]
+    names = [case.name for case in Subject("attn_dist").cases.BENCH]
     lost = [name for name in names if name.startswith("h64")]
     assert cli.main(["bench", "attn_dist", "nvfp4_gemv", "--limit", "7", "--out", str(tmp_path)]) == 1
     told = capsys.readouterr().err
@@ -267,7 +267,7 @@ DEMO_TIMES = {
 
 @pytest.mark.parametrize(("times", "worst"), DEMO_TIMES.values(), ids=DEMO_TIMES)
 def test_the_demos_plot_is_legible(drawn: Callable[..., Drawn], times: list[float], worst: float) -> None:
-    names = [f"{entry.name}\n{operators.Subject(entry.name).cases.BENCH[0].name}" for entry in registry.OPERATORS]
+    names = [f"{entry.name}\n{Subject(entry.name).cases.BENCH[0].name}" for entry in registry.OPERATORS]
     names, shares = names[: len(times)], [worst, *(0.01 * number for number in range(5))][: len(times)]
     plot = drawn(report.draw_demo, "cupymla on NVIDIA H200", names, times, shares)
     plot.require_legible()
@@ -286,7 +286,7 @@ def test_the_demos_plot_is_legible(drawn: Callable[..., Drawn], times: list[floa
 @pytest.mark.parametrize(("operator", "best"), [("topk", 0.9), ("sparse_mla_fwd", 1.04)])
 def test_a_benchmarks_plot_is_legible(drawn: Callable[..., Drawn], operator: str, best: float) -> None:
     """Cases with none, one or two baselines, one of which is wrong."""
-    names = [case.name for case in operators.Subject(operator).cases.BENCH]
+    names = [case.name for case in Subject(operator).cases.BENCH]
     shares = [best / (1 + number) for number in range(len(names))]
     rows = [
         report.Row(name, 12345.6, 1234.5, 4.25, "compute" if number % 2 else "memory", shares[number])
@@ -325,7 +325,7 @@ def test_gpu_folders(name: str, slug: str) -> None:
 
 
 def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    subject = operators.Subject("attn_dist")
+    subject = Subject("attn_dist")
     name = subject.cases.BENCH[0].name
     assert [case.name for case in bench.chosen(subject, [name])] == [name]
     with pytest.raises(InputError) as caught:

@@ -11,8 +11,8 @@ import pytest
 from script_kit import Driver, compiled, loaded, script
 
 import cupymla
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 from cupymla_lab.without_gpu import settings_for
 
 pytestmark = pytest.mark.compile

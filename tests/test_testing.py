@@ -25,7 +25,7 @@ from cupymla_lab import gpu
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import Emulated
 from cupymla_lab.guarded import GUARD_BYTES, Guarded
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.subjects import Subject, cheapest
 
 Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -307,7 +307,7 @@ def test_exact_functions_are_compared_by_their_bits() -> None:
 
 def test_what_an_update_leaves_alone_is_compared_too() -> None:
     """A writer's cache begins with bytes of its own, which slots that are not named keep."""
-    subject = operators.Subject("concat_and_cache_mla")
+    subject = Subject("concat_and_cache_mla")
     case = next(case for case in subject.cases.CASES if case.name == "v32_t90_page16_outside")
     inputs = subject.cases.inputs(case, 0)
     before = inputs["cache"].copy()
@@ -330,7 +330,7 @@ def test_functions_of_a_family_have_the_kernels_that_they_launch() -> None:
 
 @pytest.mark.parametrize("entry", registry.subjects(), ids=lambda entry: entry.name)
 def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
-    subject = operators.Subject(entry.name)
+    subject = Subject(entry.name)
     assert subject.outputs
     names = [case.name for case in subject.cases.CASES]
     assert len(set(names)) == len(names), "evidence counts cases by name"
@@ -349,7 +349,7 @@ def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
 def test_public_call_meets_the_accuracy_criterion_on_a_small_grid(entry: OperatorEntry) -> None:
     """The CPU back end, through the public call and into given outputs, against float64."""
-    subject = operators.Subject(entry.name)
+    subject = Subject(entry.name)
     for case in cheapest(subject, per_intent=1):
         host = subject.cases.inputs(case, 3)
         same, exact = subject.reference(host, "same"), subject.reference(host, "float64")
@@ -366,7 +366,7 @@ def test_repetition_takes_only_what_promises_equal_bits(entry: OperatorEntry) ->
 
     A kernel that only runs without it has none.
     """
-    subject = operators.Subject(entry.name)
+    subject = Subject(entry.name)
     for kernel in entry.kernels:
         cases = gpu.repeatable(subject, kernel)
         assert bool(cases) == (kernel.name != "sparse_mla_bwd_packed")

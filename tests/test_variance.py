@@ -9,8 +9,8 @@ import pytest
 
 from cupymla import driver
 from cupymla.ops.mla_cases import sized
-from cupymla.testing.operators import Subject
 from cupymla_lab import variance
+from cupymla_lab.subjects import Subject
 
 
 def test_spread_is_between_any_two_runs() -> None:

@@ -39,7 +39,8 @@ UNTOLD = ("driver", "how", "emulator", "worst_errors", "repeats", "sanitizers")
 
 
 def runs(folder: Path) -> str:
-    """One JSON object of all files of evidence in a folder, by their names, without what nobody is told of."""
+    """One JSON object of all files of evidence in a folder, by their names, without what nobody is told of; and of the
+    file that says how many cases there are."""
     told = {
         file.name: {
             name: type(value)() if name in UNTOLD else value
@@ -47,6 +48,7 @@ def runs(folder: Path) -> str:
         }
         for file in sorted(folder.glob("*.sm_*.json"))
     }
+    told["cases.json"] = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     return json.dumps(told, separators=(",", ":"))
 
 

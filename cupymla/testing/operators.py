@@ -83,11 +83,6 @@ class Subject:
         choices: dict[str, Choice] = self.cases.CHOICES
         return choices[kernel.name]
 
-    def cases_of(self, kernel: KernelEntry) -> list[Case]:
-        """The cases that a kernel can run."""
-        choice = self.choice(kernel)
-        return [case for case in self.cases.CASES if choice is None or choice.serves(case)]
-
     def those(self, cases: Iterable[Case], names: Sequence[str]) -> list[Case]:
         """Those of the operator's cases that have these names, in their order. Raises InputError for an unknown one."""
         known = {case.name: case for case in cases}

@@ -11,7 +11,7 @@ import numpy as np
 from cupymla.build import KernelSource
 from cupymla.ops.case import Case
 from cupymla.ops.mla_cases import sized
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import numpy as np
 
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.testing import compare
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla_lab.emulate import Settings, Site
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 
 @dataclass(frozen=True, slots=True)

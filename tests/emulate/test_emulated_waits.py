@@ -17,10 +17,10 @@ from races_kit import refused as refused_as
 
 from cupymla.build.source import cuda_root
 from cupymla.ops.attn_dist import plan
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulate.host.machine import HostError
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 # One worker has them all: what it runs is made once.
 pytestmark = [HOST, pytest.mark.xdist_group("emulated waits")]

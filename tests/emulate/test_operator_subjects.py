@@ -14,8 +14,9 @@ import survey
 
 from cupymla.ops.mla_cases import sized
 from cupymla.testing.compare import Mismatch
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla_lab.emulate import Settings, mutation
+from cupymla_lab.subjects import Subject
 
 CASE = sized(16, 576, 65, 1, 200, "_dist", "options", wants_dist=True, selection="full", dkv_dtype="float32")
 PROBLEM = operator_subjects.Problem("sparse_mla_bwd", CASE, (60,), 2)

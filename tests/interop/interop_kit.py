@@ -13,8 +13,8 @@ import cupymla
 from cupymla.interop.declaration import Declaration
 from cupymla.interop.table import DECLARATIONS, declared
 from cupymla.ops import registry
-from cupymla.testing.operators import Subject, as_tuple
-from cupymla_lab.subjects import cheapest
+from cupymla.testing.operators import as_tuple
+from cupymla_lab.subjects import Subject, cheapest
 
 
 @dataclass(frozen=True)

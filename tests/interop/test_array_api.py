@@ -15,7 +15,8 @@ from fake_arrays import Foreign
 import cupymla
 from cupymla import CupymlaError, InputError
 from cupymla.ops import registry
-from cupymla.testing.operators import Subject, as_tuple
+from cupymla.testing.operators import as_tuple
+from cupymla_lab.subjects import Subject
 
 compat = pytest.importorskip("array_api_compat")
 NAMESPACES = ("numpy", "torch", "jax.numpy")

@@ -10,7 +10,7 @@ import pytest
 
 from cupymla.errors import UnsupportedError
 from cupymla.ops.calls import Calls
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 QUERIES, KEYS = 5, 9
 NAMES = ("q", "k", "weights")

@@ -14,8 +14,8 @@ from threads_kit import in_threads
 from cupymla import driver
 from cupymla.ops import registry
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, kernels_for
-from cupymla_lab.subjects import cheapest
+from cupymla.testing.operators import kernels_for
+from cupymla_lab.subjects import Subject, cheapest
 
 pytestmark = pytest.mark.gpu
 jax = pytest.importorskip("jax")

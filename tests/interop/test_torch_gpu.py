@@ -14,7 +14,8 @@ from cupymla import driver
 from cupymla.bench.frameworks import to_torch
 from cupymla.ops import registry
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, kernels_for
+from cupymla.testing.operators import kernels_for
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

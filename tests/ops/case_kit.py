@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupymla.ops.case import Case
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 MOST_FLOPS, MOST_BYTES = 2e8, 3e7
 

@@ -18,10 +18,10 @@ import pytest
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare, operators
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulated import emulated
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.subjects import Subject, cheapest
 from cupymla_lab.without_gpu import MOST_FLOPS
 
 QUERIES, MOST_QUERIES, CAUSAL_QUERIES = 2, 6, 25

@@ -10,6 +10,7 @@ import pytest
 
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare, operators
+from cupymla_lab.subjects import Subject
 
 
 class OnGpu:
@@ -22,7 +23,7 @@ class OnGpu:
     """
 
     def __init__(self, operator: str, case: str) -> None:
-        self.subject = operators.Subject(operator)
+        self.subject = Subject(operator)
         self.call: Any = self.subject.call
         self.case: MlaCase = next(known for known in self.subject.cases.CASES if known.name == case)
 

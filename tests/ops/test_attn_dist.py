@@ -13,6 +13,7 @@ from mla_oracle import assert_close, solve
 from cupymla.ops.attn_dist import attn_dist, cases, reference
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
+from cupymla_lab.problems import attn_dist as problems
 
 
 @pytest.mark.parametrize("case", quick("attn_dist"), ids=lambda case: case.name)
@@ -62,7 +63,7 @@ def test_call_and_same_precision(case: MlaCase) -> None:
 
 def test_l1_of_a_row_without_mass_is_zero() -> None:
     """An lse far above every score leaves less than eps: the row is divided by eps, not by itself."""
-    case = next(case for case in cases.CASES if case.selection == "full")
+    case = next(case for case in problems.CASES if case.selection == "full")
     arguments = cases.inputs(case, seed=4)
     arguments["lse"] = np.full_like(arguments["lse"], 60.0)
     raw = reference.attn_dist(**arguments)
@@ -71,7 +72,7 @@ def test_l1_of_a_row_without_mass_is_zero() -> None:
 
 
 def test_output_given_is_the_one_returned() -> None:
-    arguments = cases.inputs(cases.CASES[0], seed=5)
+    arguments = cases.inputs(problems.CASES[0], seed=5)
     memory = np.full((3, 140), 7, np.float32)
     dist = attn_dist(**arguments, dist=memory[:, :130])
     assert dist.base is memory and (memory[:, 130:] == 7).all()

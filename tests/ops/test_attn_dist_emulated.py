@@ -15,8 +15,9 @@ from variants_kit import compiled
 from cupymla import arch, build
 from cupymla.ops.attn_dist import plan
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from cupymla.ops.log2_scales import log2_scales, lse_scales
 from cupymla.ops.mla_cases import sized
 from cupymla.testing import compare
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("attn_dist")
 

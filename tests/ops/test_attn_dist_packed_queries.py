@@ -10,8 +10,8 @@ from writer_kit import uses_in_a_call
 
 from cupymla.ops.attn_dist import plan
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("attn_dist")
 CASES = {case.name: case for case in SUBJECT.cases.CASES}

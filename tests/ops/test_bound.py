@@ -22,9 +22,8 @@ from cupymla.ops import bound
 from cupymla.ops.arguments import Arguments, Flag, Number, option
 from cupymla.ops.calls import Calls
 from cupymla.tensor import View, fast
-from cupymla.testing import operators
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.subjects import Subject, cheapest
 
 
 @pytest.fixture
@@ -364,7 +363,7 @@ def test_an_operators_call_made_again_launches_what_one_bound_anew_does(
 ) -> None:
     """Two sets of arrays in turn and again, each with memory of its own for what the call allocates, and each with the
     other's."""
-    subject = operators.Subject(name)
+    subject = Subject(name)
     (case, *_) = cheapest(subject, 2)
     inputs = subject.cases.inputs(case, 0)
     seen = launches_of(machine, monkeypatch)
@@ -419,7 +418,7 @@ def test_an_operators_call_within_a_call_takes_nothing_from_it(
     name: str, way: str, machine: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the worst time: addresses of the outer call are set, and nothing of it has been launched."""
-    subject = operators.Subject(name)
+    subject = Subject(name)
     (case, *_) = cheapest(subject, 2)
     inputs = subject.cases.inputs(case, 0)
     seen = launches_of(machine, monkeypatch)

@@ -11,9 +11,9 @@ import pytest
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.xl_paged_attention import cases as xl_cases
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

@@ -20,9 +20,9 @@ from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.indexer_bwd import cuda, plan, reference
 from cupymla.ops.indexer_bwd.spec import Options, Problem
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("indexer_bwd")
 PROBLEM = Problem((), 4, 100, 64, 128, 8, "bfloat16", "float32", Options(), Device("cuda", 0))

@@ -16,8 +16,8 @@ from cupymla.ops.indexer_logits import cuda, plan
 from cupymla.ops.indexer_logits.spec import Options, Problem
 from cupymla.ops.work_assignment import WorkAssignment
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 PROBLEM = Problem((), 4096, 32768, 64, 128, "float8_e4m3fn", False, Options(), Device("cuda", 0))
 SM90 = arch.named("sm_90a")

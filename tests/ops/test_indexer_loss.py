@@ -18,8 +18,8 @@ from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.indexer_loss import cuda, plan, reference
 from cupymla.ops.indexer_loss.spec import Options, Problem
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("indexer_loss")
 PROBLEM = Problem((), 4, 100, 64, 128, 8, "bfloat16", Options(), Device("cuda", 0))

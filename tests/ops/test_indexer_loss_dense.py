@@ -24,9 +24,9 @@ from cupymla.ops.indexer_logits import spec as scoring
 from cupymla.ops.indexer_loss_dense import cuda, plan, reference
 from cupymla.ops.indexer_loss_dense.spec import Options, Problem
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("indexer_loss_dense")
 SCORES = scoring.Problem((), 4096, 8192, 64, 128, "bfloat16", False, scoring.Options(), Device("cuda", 0))

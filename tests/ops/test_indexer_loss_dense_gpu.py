@@ -9,7 +9,8 @@ import pytest
 
 import cupymla
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, arguments_on
+from cupymla.testing.operators import arguments_on
+from cupymla_lab.subjects import Subject
 
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu

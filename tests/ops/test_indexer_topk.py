@@ -22,8 +22,8 @@ from cupymla.ops.indexer_topk import cuda, plan, run
 from cupymla.ops.indexer_topk.cases import IndexerTopkCase
 from cupymla.ops.indexer_topk.spec import Options, Problem
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = Subject("indexer_topk")

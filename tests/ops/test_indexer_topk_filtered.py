@@ -12,9 +12,9 @@ import pytest
 import cupymla
 from cupymla.ops.indexer_topk import plan, spec
 from cupymla.ops.indexer_topk.cases import IndexerTopkCase
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

@@ -15,11 +15,11 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare, operators
-from cupymla.testing.operators import Subject
 from cupymla_lab import gpu
 from cupymla_lab.recorder import Recorder
+from cupymla_lab.subjects import Subject
 
-SUBJECTS = [operators.Subject(entry.name) for entry in registry.subjects() if entry.kernels]
+SUBJECTS = [Subject(entry.name) for entry in registry.subjects() if entry.kernels]
 
 
 def params(chosen: Callable[[Subject, KernelEntry], list[Case]]) -> list[Any]:

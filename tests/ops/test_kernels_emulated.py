@@ -20,16 +20,16 @@ from cupymla.arch import Gpu
 from cupymla.build import KernelSource
 from cupymla.ops import registry
 from cupymla.ops.case import Case
-from cupymla.testing import compare, operators
+from cupymla.testing import compare
 from cupymla_lab.emulated import emulated
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.subjects import Subject, cheapest
 from cupymla_lab.without_gpu import machine_for, mode_of, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
 TURNS = 3  # numbers of multiprocessors for a case
 
 
-def subjects() -> Iterator[tuple[operators.Subject, list[str]]]:
+def subjects() -> Iterator[tuple[Subject, list[str]]]:
     """Each operator with the targets that have a kernel of one source."""
     for entry in registry.OPERATORS:
         targets: dict[str, list[str]] = {}
@@ -39,10 +39,10 @@ def subjects() -> Iterator[tuple[operators.Subject, list[str]]]:
         alone = {arch for archs in targets.values() if len(archs) == 1 for arch in archs}
         for archs in targets.values():
             kept = [arch for arch in dict.fromkeys(archs) if len(archs) == 1 or arch not in alone]
-            yield operators.Subject(entry.name), kept
+            yield Subject(entry.name), kept
 
 
-def always(subject: operators.Subject, archs: list[str]) -> dict[str, int]:
+def always(subject: Subject, archs: list[str]) -> dict[str, int]:
     """The names of the cases that run without being asked for, each with its turn: the cheapest of each intent, and
     the next one where it shows a definition of a kernel that none before it does, or needs no other kernel. A kernel
     for its sake alone takes seconds to compile, and would be wrong for reasons that its definitions have elsewhere."""
@@ -86,7 +86,7 @@ def test_kernel_meets_the_accuracy_criterion(operator: str, arch: str, case: Cas
 @pytest.mark.compile
 def test_plans_of_all_kinds_are_run() -> None:
     """The numbers of multiprocessors above make sparse_mla_fwd share queries, not share them, and split them."""
-    case = {c.name: c for c in operators.Subject("sparse_mla_fwd").cases.CASES}["h24_d576_k500_q3_kv600_lengths"]
+    case = {c.name: c for c in Subject("sparse_mla_fwd").cases.CASES}["h24_d576_k500_q3_kv600_lengths"]
     clusters = set()
     for count in (1, 132):
         with emulated("sm_90a", count) as machine:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import cupymla
 from cupymla.errors import InputError
 from cupymla.ops.merge_attention.cuda import Parameters
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 ROOT = Path(__file__).parents[2]
 Array = np.ndarray[Any, Any]

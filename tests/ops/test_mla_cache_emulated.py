@@ -11,8 +11,9 @@ import pytest
 import cupymla
 from cupymla.ops import registry
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, as_tuple
+from cupymla.testing.operators import as_tuple
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

@@ -14,7 +14,8 @@ from mla_gpu_kit import OnGpu
 
 from cupymla.ops.mla_cases import sized
 from cupymla.testing.compare import Mismatch
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_bwd")
 CASE = sized(16, 576, 65, 3, 200, "_dist", "options", wants_dist=True)

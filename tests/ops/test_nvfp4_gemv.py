@@ -19,6 +19,7 @@ from cupymla.errors import CupymlaError, InputError
 from cupymla.ops.nvfp4_gemv import cases, reference, swizzle_scales, unswizzle_scales
 from cupymla.ops.nvfp4_gemv import nvfp4_gemv as gemv
 from cupymla.ops.nvfp4_gemv.cases import GemvCase, make
+from cupymla_lab.problems import nvfp4_gemv as problems
 
 Array = npt.NDArray[Any]
 
@@ -118,7 +119,7 @@ def assert_rounds(c: Array, wanted: Expected) -> None:
 # The product -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", problems.CASES, ids=lambda case: case.name)
 def test_every_case_is_the_product_within_its_documented_bound(case: GemvCase) -> None:
     arguments = cases.inputs(case, seed=7)
     c = gemv(**arguments)
@@ -128,7 +129,7 @@ def test_every_case_is_the_product_within_its_documented_bound(case: GemvCase) -
     assert_rounds(batch_first_result(c, arguments), expected(arguments))
 
 
-@pytest.mark.parametrize("case", cases.CASES[::7], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", problems.CASES[::7], ids=lambda case: case.name)
 def test_float64_reference_and_its_bound_agree_with_the_independent_ones(case: GemvCase) -> None:
     """Kernels are judged by these two functions, so they must not lean on the float32 path's own errors."""
     arguments = cases.inputs(case, seed=8)
@@ -144,7 +145,7 @@ def test_float64_reference_and_its_bound_agree_with_the_independent_ones(case: G
 
 
 def test_every_case_has_one_name_and_the_benchmark_names_spell_their_sizes() -> None:
-    names = [case.name for case in (*cases.CASES, *cases.BENCH)]
+    names = [case.name for case in (*problems.CASES, *cases.BENCH)]
     assert len(names) == len(set(names))
     assert {"m7168_k16384_l1_n1", "m7168_k16384_l1_n1_w4a16", "m7168_k16384_l1_n1_mxfp4"} <= {
         c.name for c in cases.BENCH

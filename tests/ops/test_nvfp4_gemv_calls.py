@@ -9,6 +9,7 @@ import pytest
 
 from cupymla.ops.nvfp4_gemv import cases, cuda, nvfp4_gemv
 from cupymla_lab.emulated import DeviceArray, Emulated, Kernel, emulated
+from cupymla_lab.problems import nvfp4_gemv as problems
 
 
 @pytest.mark.compile
@@ -16,7 +17,7 @@ def test_a_new_alpha_takes_no_new_binding(monkeypatch: pytest.MonkeyPatch) -> No
     """1 / (ga * gb) is another number with every activation, and a binding costs ten calls. One is for 1, one for
     other positive numbers, one for negative ones."""
     alphas = (1.0, 0.5, -2.0, 1.0, 0.25)
-    case = next(c for c in cases.CASES if c.name == "m1_k2_l1_n1")
+    case = next(c for c in problems.CASES if c.name == "m1_k2_l1_n1")
     inputs = {name: value for name, value in cases.inputs(case, 0).items() if name != "alpha"}
     made: list[object] = []
     bind = cuda._bind

@@ -21,12 +21,12 @@ from cupymla import build, nvfp4_gemv
 from cupymla.build import KernelSource
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings, Site, mutation
 from cupymla_lab.emulate.host.machine import HostProgram
 from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import DeviceArray, emulated
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.problems import nvfp4_gemv as problems
+from cupymla_lab.subjects import Subject, cheapest
 
 pytestmark = pytest.mark.compile
 
@@ -46,7 +46,7 @@ def parameters(chosen: list[Any], every: list[Any], multiprocessors: tuple[int, 
             yield pytest.param(case, MODES[turn], count, id=f"{case.name}-{MODES[turn]}-{count}", marks=marks)
 
 
-SMALL = [case for case in cases.CASES if cases.flops(case) <= MOST_FLOPS]
+SMALL = [case for case in problems.CASES if cases.flops(case) <= MOST_FLOPS]
 TENSOR = [case for case in SMALL if case.intent == "tensor"]
 STREAM = [case for case in SMALL if case.intent != "tensor"]
 # Every format and operand with the fewest rows, beside what is cheapest of each intent.
@@ -82,7 +82,7 @@ def test_the_tcgen05_kernel_meets_the_accuracy_criterion(
 
 
 def named(name: str) -> cases.GemvCase:
-    return next(case for case in cases.CASES if case.name == name)
+    return next(case for case in problems.CASES if case.name == name)
 
 
 def judge(found: npt.NDArray[Any], inputs: dict[str, Any]) -> None:

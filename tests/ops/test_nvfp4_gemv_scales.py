@@ -14,7 +14,7 @@ import pytest
 from gemv_scales_kit import BLOCK, blocks_past_float32, every_code_and_scale, neighbours_far_apart, pairs_of
 
 from cupymla.ops.nvfp4_gemv import nvfp4_gemv, reference
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 from cupymla_lab.without_gpu import machine_for
 
 pytestmark = pytest.mark.compile

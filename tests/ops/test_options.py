@@ -18,8 +18,8 @@ from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Check
 from cupymla.ops.calls import Calls
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab import without_gpu
+from cupymla_lab.subjects import Subject
 
 NAMES = [entry.name for entry in registry.OPERATORS]
 NOT_OF_THE_RESULT = {"stream", "check_indices", "workspace"}

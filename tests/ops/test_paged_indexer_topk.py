@@ -18,7 +18,7 @@ from cupymla.ops.paged_indexer_topk import cuda, plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
 from cupymla.ops.paged_indexer_topk.spec import Options, Problem
 from cupymla.ops.topk import plan as selection
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = Subject("paged_indexer_topk")

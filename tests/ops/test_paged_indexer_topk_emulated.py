@@ -16,10 +16,10 @@ from cupymla.ops.paged_indexer_topk import plan
 from cupymla.ops.paged_indexer_topk.cases import PagedCase
 from cupymla.ops.topk import plan as selection
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

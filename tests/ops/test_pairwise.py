@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupymla.ops.pairwise import Row, pairwise
 from cupymla.ops.xl_paged_attention import cases
 from cupymla.ops.xl_paged_attention.paging import HEAD_SIZES, LAYOUTS, elements_of_x
+from cupymla_lab.problems import xl_paged_attention as problems
+from cupymla_lab.problems.pairwise import Row, pairwise
 
 
 def pairs(row: Row) -> set[tuple[Any, ...]]:
@@ -50,7 +51,7 @@ def test_no_row_is_there_for_nothing() -> None:
 def test_cases_of_paged_attention_have_all_pairs() -> None:
     """Of all that is declared, whatever the cases have: sizes, types of query and cache, layouts and forms of bias."""
     elements = list(itertools.product(("bfloat16", "float16", "float32"), ("", "float8_e4m3fn", "float8_e5m2")))
-    forms = [tuple(sorted(form.items())) for form in cases._FORMS]
+    forms = [tuple(sorted(form.items())) for form in problems._FORMS]
     choices = (HEAD_SIZES, (1, 2, 3, 8, 16, 32, 64, 100, 128, 256), elements, LAYOUTS, forms)
     wanted = all_pairs(choices, lambda row: row[3] != "vllm" or row[0] % elements_of_x(row[2][1] or row[2][0]) == 0)
 
@@ -58,7 +59,7 @@ def test_cases_of_paged_attention_have_all_pairs() -> None:
         (form,) = (form for form in forms if fits(case, dict(form)))
         return case.head_size, case.block_size, (case.dtype, case.kv_dtype), case.kv_layout, form
 
-    made = [row(case) for case in cases.CASES if case.intent == "pairs"]
+    made = [row(case) for case in problems.CASES if case.intent == "pairs"]
     assert set().union(*map(pairs, made)) == wanted
     assert len(wanted) == 562, "the rule keeps no two values apart for good"
 
@@ -71,6 +72,6 @@ def fits(case: cases.XlCase, form: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_layout_that_a_head_size_does_not_fit_is_left_out(kv_dtype: str) -> None:
-    made = [case for case in cases.CASES if case.intent == "pairs"]
+    made = [case for case in problems.CASES if case.intent == "pairs"]
     sizes = {case.head_size for case in made if case.kv_dtype == kv_dtype and case.kv_layout == "vllm"}
     assert 120 not in sizes and 112 in sizes

@@ -16,10 +16,10 @@ from random_problems import OPERATORS, attends_to_several, problems
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare
 from cupymla.testing.compare import Report
-from cupymla.testing.operators import Subject
 from cupymla_lab import ab, gpu
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 FEW = 6
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupymla.ops import indexer_score, mla_reference
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 TOPK, LONGEST, TOKENS, QUERIES, HEADS = 3000, 20, 400, 5, 4
 LENGTHS = np.array([3, LONGEST, 0, -4, 7], np.int32)

@@ -13,7 +13,8 @@ import pytest
 import cupymla
 from cupymla import InputError
 from cupymla.ops import registry
-from cupymla.testing.operators import Subject, as_tuple
+from cupymla.testing.operators import as_tuple
+from cupymla_lab.subjects import Subject
 
 OPERATORS = [entry.name for entry in registry.OPERATORS]
 FUNCTIONS = registry.public_functions()

@@ -22,10 +22,10 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import operators
-from cupymla.testing.operators import Array, Subject
+from cupymla.testing.operators import Array
 from cupymla_lab import ab
 from cupymla_lab.emulated import Device, DeviceArray, installed
-from cupymla_lab.subjects import cheapest
+from cupymla_lab.subjects import Subject, cheapest
 
 FACTS: dict[str, Any] = {
     # What a binding compares with itself is as it wants it: each of these is compared with a kernel's elsewhere.

@@ -17,6 +17,7 @@ from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, reference, sparse_mla_bwd
 from cupymla.ops.sparse_mla_fwd import reference as forward
 from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
+from cupymla_lab.problems import sparse_mla_bwd as problems
 
 Array = npt.NDArray[Any]
 BF16 = ml_dtypes.bfloat16
@@ -114,7 +115,7 @@ def test_gradients_agree_with_jax() -> None:
     name = "h16_d576_k65_q6_kv200_sink"
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     jnp = jax.numpy
-    case = next(case for case in cases.CASES if case.name == name)
+    case = next(case for case in problems.CASES if case.name == name)
     arguments, expected = exact_problem(case, seed=4)
     valid, tokens = expected.valid, np.where(expected.valid, arguments["indices"], 0)
     scale = arguments.get("sm_scale", case.d_qk**-0.5)
@@ -139,7 +140,7 @@ def test_gradients_agree_with_jax() -> None:
 
 
 def arguments_of(name: str) -> dict[str, Any]:
-    return cases.inputs(next(case for case in cases.CASES if case.name == name), seed=6)
+    return cases.inputs(next(case for case in problems.CASES if case.name == name), seed=6)
 
 
 def test_empty_rows_give_no_gradient_whatever_they_hold() -> None:

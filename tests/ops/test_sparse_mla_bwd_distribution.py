@@ -16,10 +16,11 @@ from variants_kit import compiled
 from cupymla.build import KernelSource, ptx
 from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.problems import sparse_mla_bwd as problems
+from cupymla_lab.subjects import Subject
 
-NAMED = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
+NAMED = next(case for case in problems.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
 CASE = replace(NAMED, s_q=1)
 
 

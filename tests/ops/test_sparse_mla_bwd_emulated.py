@@ -18,9 +18,9 @@ from variants_kit import compiled
 
 from cupymla import build
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

@@ -6,6 +6,7 @@ import pytest
 
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd, two_phase
 from cupymla_lab.emulated import emulated
+from cupymla_lab.problems import sparse_mla_bwd as problems
 
 NAMES = ("h16_d576_k65_q11_kv200_lengths", "h128_d576_k192_q11_kv200_lengths_full")
 QUERIES = 2
@@ -23,7 +24,7 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     """In two phases either CTA of the first stage reads them for itself, and the second stage goes by what these
     took."""
     monkeypatch.setattr(two_phase, "_WHEN", when)
-    case = next(case for case in cases.CASES if case.name == name)
+    case = next(case for case in problems.CASES if case.name == name)
     with emulated(multiprocessors=3) as machine:
         few = {"q", "out", "dout", "lse", "indices", "topk_length", "attn_dist"}
         inputs = cases.inputs(case, 0)

@@ -12,8 +12,8 @@ from writer_kit import uses_in_a_call
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan, two_phase
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 from cupymla_lab.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_bwd")

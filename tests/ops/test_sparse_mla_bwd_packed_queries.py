@@ -13,8 +13,8 @@ from writer_kit import uses_in_a_call
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_bwd")
 

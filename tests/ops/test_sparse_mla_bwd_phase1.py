@@ -11,6 +11,7 @@ from mla_oracle import assert_close, solve
 
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd_phase1 import cases, reference, sparse_mla_bwd_phase1
+from cupymla_lab.problems import sparse_mla_bwd_phase1 as problems
 
 
 @pytest.mark.parametrize("case", quick("sparse_mla_bwd_phase1"), ids=lambda case: case.name)
@@ -39,7 +40,7 @@ def test_call_and_same_precision(case: MlaCase) -> None:
 
 def test_delta_of_empty_rows_is_still_the_row_sum() -> None:
     """delta depends on out and dout alone."""
-    case = next(case for case in cases.CASES if case.selection == "nothing" and case.s_kv)
+    case = next(case for case in problems.CASES if case.selection == "nothing" and case.s_kv)
     arguments = cases.inputs(case, seed=3)
     arguments["out"] = np.ones_like(arguments["out"])
     p, delta = sparse_mla_bwd_phase1(**arguments)
@@ -48,7 +49,7 @@ def test_delta_of_empty_rows_is_still_the_row_sum() -> None:
 
 
 def test_outputs_given_are_the_ones_returned() -> None:
-    arguments = cases.inputs(cases.CASES[0], seed=4)
+    arguments = cases.inputs(problems.CASES[0], seed=4)
     shape = arguments["q"].shape[:2]
     memory = np.full((*shape, arguments["indices"].shape[1] + 3), 7, np.float32)
     given: dict[str, Any] = {"p": memory[..., :-3], "delta": np.full(shape[::-1], 7, np.float32).T}

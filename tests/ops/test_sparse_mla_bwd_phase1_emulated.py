@@ -11,7 +11,7 @@ import pytest
 from emulated_kit import case_parameters, check, check_inputs
 
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

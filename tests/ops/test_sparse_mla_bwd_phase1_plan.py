@@ -17,8 +17,9 @@ from sass_kit import machine_code, require_single_issuers
 from cupymla import InputError, UnsupportedError, arch, build, tensor
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd_phase1 import cases, cuda, plan, spec
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.problems import sparse_mla_bwd_phase1 as problems
+from cupymla_lab.subjects import Subject
 
 BLACKWELL = arch.named("sm_100f")
 
@@ -95,7 +96,7 @@ def test_targets_without_a_kernel(name: str) -> None:
 def test_calls_on_other_gpus_are_refused() -> None:
     """Said as UnsupportedError, with what would work, before anything is compiled."""
     with emulated("sm_90a", 4) as machine, pytest.raises(UnsupportedError, match=r"phase1.*sm_90a.*Blackwell.*CPU"):
-        machine.run(Subject("sparse_mla_bwd_phase1"), cases.inputs(cases.CASES[0], 0))
+        machine.run(Subject("sparse_mla_bwd_phase1"), cases.inputs(problems.CASES[0], 0))
 
 
 @pytest.mark.compile

@@ -20,8 +20,9 @@ from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec, stored
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
 from cupymla.ops.sparse_mla_bwd.layout import SPARE_ROWS
-from cupymla.testing.operators import Subject
 from cupymla_lab import ab
+from cupymla_lab.problems import sparse_mla_bwd as problems
+from cupymla_lab.subjects import Subject
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
@@ -491,8 +492,8 @@ def test_cases_of_this_order_are_run_in_it() -> None:
         problem = replace(PROBLEM, shared=replace(PROBLEM.shared, **sizes))
         return plan.plan(problem, HOPPER, multiprocessors).in_order
 
-    order = [case for case in cases.CASES if case.intent == "order"]
-    shapes = [case for case in cases.CASES if case.intent == "shapes"]
+    order = [case for case in problems.CASES if case.intent == "order"]
+    shapes = [case for case in problems.CASES if case.intent == "shapes"]
     for case in (*order, *shapes):
         with ab.chosen(subject, kernel, case):
             assert all(in_order(case, n) == (case in order) for n in (1, 3, 132)), case.name

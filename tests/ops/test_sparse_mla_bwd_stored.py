@@ -17,8 +17,8 @@ from cupymla import arch
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan, stored
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_bwd")
 MANY: dict[str, Any] = {"s_q": 4096, "s_kv": 8192, "topk": 2048, "options": ORDERED}

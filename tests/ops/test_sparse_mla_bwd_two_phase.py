@@ -16,9 +16,9 @@ from writer_kit import uses_in_a_call
 from cupymla import InputError, arch
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import plan, two_phase
-from cupymla.testing.operators import Subject
 from cupymla_lab import ab
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 FOLDER = CUDA / "sparse_mla_bwd" / "sm90"
 SUBJECT = Subject("sparse_mla_bwd")

@@ -14,9 +14,10 @@ from cupymla.errors import InputError
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
 from cupymla_lab.emulated import Emulated, emulated, kind_of
+from cupymla_lab.problems import sparse_mla_bwd as problems
 
-CASE = next(case for case in cases.CASES if case.name == "h16_d576_k65_q6_kv200_det")
-EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same
+CASE = next(case for case in problems.CASES if case.name == "h16_d576_k65_q6_kv200_det")
+EMPTY = next(case for case in problems.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same
 
 
 def arguments(machine: Emulated, case: MlaCase = CASE) -> dict[str, Any]:

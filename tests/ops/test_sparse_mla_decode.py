@@ -13,7 +13,7 @@ import cupymla
 from cupymla.errors import InputError
 from cupymla.ops.mla_cache.latents import FORMATS, dequantized, exponent_scales
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_decode")
 CASES: tuple[DecodeCase, ...] = SUBJECT.cases.CASES

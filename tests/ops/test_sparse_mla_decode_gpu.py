@@ -11,7 +11,8 @@ import pytest
 import cupymla
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, arguments_on
+from cupymla.testing.operators import arguments_on
+from cupymla_lab.subjects import Subject
 
 cupy = pytest.importorskip("cupy")
 

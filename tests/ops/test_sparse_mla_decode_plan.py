@@ -17,9 +17,9 @@ from cupymla.ops.sparse_mla_decode import cuda, plan
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
 from cupymla.ops.sparse_mla_decode.spec import Cache, Options, Problem
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 HOPPER = arches.named("sm_90a")

@@ -14,6 +14,7 @@ from mla_oracle import assert_close, solve, unlike
 from cupymla.errors import InputError
 from cupymla.ops.mla_cases import INT_MAX, INT_MIN, MlaCase
 from cupymla.ops.sparse_mla_fwd import cases, reference, sparse_mla_fwd
+from cupymla_lab.problems import sparse_mla_fwd as problems
 
 BF16 = ml_dtypes.bfloat16
 
@@ -85,7 +86,7 @@ def test_same_precision_rounds_p_to_the_input_dtype() -> None:
 
 def test_blocks_of_queries_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocking that bounds memory must not change results: one query at a time against all at once."""
-    case = next(case for case in cases.CASES if case.name.endswith("batch_causal"))
+    case = next(case for case in problems.CASES if case.name.endswith("batch_causal"))
     arguments = cases.inputs(case, seed=4)
     whole = reference.sparse_mla_fwd(**arguments)
     monkeypatch.setattr("cupymla.ops.mla_reference.WORKING_SET_BYTES", 1)
@@ -195,7 +196,7 @@ def test_fp16_is_finer_than_bf16() -> None:
     """The same-precision reference follows the dtype: the same problem is about 8 times closer in fp16."""
     errors = {}
     for dtype in ("bfloat16", "float16"):
-        case = next(c for c in cases.CASES if c.name == "h128_d512_k130_q4_kv200_fp16")
+        case = next(c for c in problems.CASES if c.name == "h128_d512_k130_q4_kv200_fp16")
         arguments = cases.inputs(case, seed=5)
         rounded = {name: array.astype(BF16) for name, array in arguments.items() if name in ("q", "kv")}
         arguments |= {name: array.astype(dtype if dtype == "float16" else BF16) for name, array in rounded.items()}

@@ -23,7 +23,7 @@ from cupymla import arch, build
 from cupymla.build.source import cuda_root
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_fwd import blackwell_plan, plan
-from cupymla.testing.operators import Subject
+from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
 

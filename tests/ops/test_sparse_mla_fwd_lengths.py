@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cupymla.ops.mla_cases import sized
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_fwd")
 # Heads, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's entries.

@@ -20,8 +20,8 @@ from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.rows_in_order import first_of_those
 from cupymla.ops.sparse_mla_fwd import cases, order, plan, spec
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 from cupymla_lab.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_fwd")

@@ -23,8 +23,9 @@ from cupymla.launch import Geometry, check
 from cupymla.ops.xl_paged_attention import cases, cuda, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.spec import NAME
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, as_tuple
+from cupymla.testing.operators import as_tuple
 from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.subjects import Subject
 
 HOPPER = arch.named("sm_90a")
 FACTS = {"rows": 16, "tile": 16, "most_clusters": 16, "shared_ctas": 96}

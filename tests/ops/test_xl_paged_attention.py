@@ -15,7 +15,8 @@ import pytest
 
 import cupymla
 from cupymla.ops.xl_paged_attention import cases, matrix_bd, reference, xl_paged_attention
-from cupymla.ops.xl_paged_attention.cases import CASES, INT32_MAX, INT32_MIN, XlCase, inputs, make
+from cupymla.ops.xl_paged_attention.cases import INT32_MAX, INT32_MIN, XlCase, inputs, make
+from cupymla_lab.problems.xl_paged_attention import CASES
 
 torch = pytest.importorskip("torch")
 

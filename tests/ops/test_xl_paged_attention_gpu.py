@@ -12,10 +12,11 @@ import pytest
 import cupymla
 from cupymla import driver
 from cupymla.ops.xl_paged_attention import cache, relative
-from cupymla.ops.xl_paged_attention.cases import CASES, inputs, make
+from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.paging import FP8_DTYPES
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare, operators
+from cupymla_lab.problems.xl_paged_attention import CASES
 
 pytestmark = pytest.mark.gpu
 

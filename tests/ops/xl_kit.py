@@ -9,6 +9,7 @@ from cupymla.device import Device
 from cupymla.ops.xl_paged_attention import cases, cuda, plan
 from cupymla.ops.xl_paged_attention.cases import XlCase
 from cupymla.ops.xl_paged_attention.spec import Problem
+from cupymla_lab.problems import xl_paged_attention as problems
 
 PROBLEM = Problem(
     device=Device("cuda", 0), num_seqs=4, num_heads=32, num_kv_heads=8, head_size=128, num_blocks=100, block_size=16,
@@ -32,7 +33,7 @@ def take_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def named(name: str) -> XlCase:
     """One of the operator's cases."""
-    return next(case for case in cases.CASES if case.name == name)
+    return next(case for case in problems.CASES if case.name == name)
 
 
 def shared(keys: int = 1100, kv_layout: str = "vllm") -> XlCase:

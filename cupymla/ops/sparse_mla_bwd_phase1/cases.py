@@ -14,8 +14,6 @@ from .spec import ARGUMENTS
 OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
 
-CASES: tuple[MlaCase, ...] = mla_cases.COMMON
-
 BENCH: tuple[MlaCase, ...] = (sized(128, 576, 2048, 1024, 8192), sized(128, 512, 2048, 1024, 8192))
 
 DEMO = sized(128, 576, 2048, 2, 8192, intent="shapes", selection="full")

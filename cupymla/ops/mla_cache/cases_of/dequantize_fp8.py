@@ -46,19 +46,6 @@ def _case(rows: int | tuple[int, ...], channels: int, intent: str = "shapes", **
     return DequantizeCase(name="_".join(words), intent=intent, rows=extents, channels=channels, **traits)
 
 
-CASES: tuple[DequantizeCase, ...] = (
-    _case(3, 128),
-    _case(300, 128, group=64),
-    _case(7, 48, group=16),
-    _case(4, 768, group=256),
-    _case((2, 3, 2), 128),
-    _case((), 128),
-    _case(0, 128),
-    _case(40, 256, "values", scales="any", group=32),
-    _case(6, 128, "strides", padding=8),
-    _case((3, 4), 128, "strides", padding=1),
-)
-
 DEMO = _case(4096, 512)
 """A problem that takes the reference a second or less."""
 

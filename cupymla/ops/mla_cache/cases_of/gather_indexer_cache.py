@@ -24,17 +24,6 @@ def _case(rows: int, name: str = "", intent: str = "shapes", **traits: Any) -> G
     return replace(made, name=words_of(made, f"t{rows}", "" if made.by == "slots" else made.by, name))
 
 
-CASES: tuple[GatherCase, ...] = (
-    *(_case(70, page=page) for page in (1, 16, 64)),
-    _case(0, "no_rows"),
-    _case(9, "no_blocks", blocks=0),
-    _case(90, "outside", "slots", page=16, blocks=6, outside=0.4, slots="int32"),
-    _case(20, "all_outside", "slots", page=16, outside=1.0),
-    *(_case(75, "", "tables", page=page, by=by) for page, by in ((1, "tables"), (16, "hostile"), (64, "tables"))),
-    _case(30, "gaps", "strides", page=16, gap=64, four=True, apart=True),
-    _case(30, "gaps", "strides", page=3, gap=4),
-)
-
 DEMO = _case(4096, "demo")
 """A problem that takes the reference a second or less."""
 

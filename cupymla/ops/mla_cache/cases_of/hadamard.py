@@ -47,18 +47,6 @@ def _case(rows: int | tuple[int, ...], channels: int, intent: str = "shapes", **
     return HadamardCase(name="_".join(words), intent=intent, rows=extents, channels=channels, **traits)
 
 
-CASES: tuple[HadamardCase, ...] = (
-    *(_case(5, channels) for channels in (8, 64, 128, 256, 512, 1024, 8192)),
-    _case((2, 3, 2), 128),
-    _case((), 128),
-    _case(0, 128),
-    *(_case(9, 256, "dtypes", dtype=dtype) for dtype in ("float32", "float16")),
-    *(_case(9, 128, "values", values=kind, dtype=dtype)
-      for kind, dtype in (("non_finite", "bfloat16"), ("wide", "float16"), ("wide", "float32"))),
-    _case(6, 128, "strides", padding=8),
-    _case((3, 4), 512, "strides", padding=1),
-)  # fmt: skip
-
 DEMO = _case(4096, 128)
 """A problem that takes the reference a second or less."""
 
