@@ -1,8 +1,8 @@
-"""What every operator's `cases.py` holds: problems as data, grouped by what they protect.
+"""What every operator's `cases.py` holds: what problems are, as data, and those that are timed. Those that kernels are
+checked with are the laboratory's (`cupymla_lab/problems`).
 
 An operator's `cases` module offers
 
-- `CASES`: correctness cases, small enough for the NumPy reference in float64;
 - `BENCH`: timing cases, named as the benchmark files name them;
 - `DEMO`: the case that `python -m cupymla demo` checks anywhere;
 - `inputs(case, seed, xp=numpy)`: fresh arguments for the public function, as a dict of its parameter names; `xp` is
