@@ -203,7 +203,7 @@ def test_the_picture_shows_the_numbers_of_the_table() -> None:
 def test_the_command_renews_what_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (*pages.PARTS, pages.PICTURE):
+    for name in (*pages.PARTS, pages.PICTURE, pages.COUNTS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     for folder in (folder for folder in (DOCS / "benchmarks").iterdir() if folder.is_dir()):

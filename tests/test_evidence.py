@@ -21,7 +21,7 @@ from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
 from cupymla.testing.compare import Report, compare
-from cupymla_lab import gpu, recorder, subjects, without_gpu
+from cupymla_lab import gpu, pages, recorder, subjects, without_gpu
 from cupymla_lab.emulate import MODES, program
 from cupymla_lab.emulated import Emulated
 from cupymla_lab.subjects import Subject
@@ -168,7 +168,7 @@ def test_what_is_too_large_to_be_emulated_is_not_waited_for(monkeypatch: pytest.
     entry, kernel = a_kernel()
     subject = Subject(entry.name)
     small, *_, large = sorted(subject.cases_of(kernel), key=subject.cases.flops)
-    monkeypatch.setattr(subject.cases, "CASES", (small, large))
+    monkeypatch.setattr(f"cupymla_lab.problems.{subject.name}.CASES", (small, large))
     monkeypatch.setattr(subjects, "MOST_EMULATED_FLOPS", subject.cases.flops(small))
     monkeypatch.setattr(driver, "device_name", lambda index: "some GPU")
     monkeypatch.setattr(machine, "driver_text", lambda: "1.2")
@@ -400,6 +400,10 @@ def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
     evidence.path(entry.name, kernel, tmp_path).write_text(content)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.status, row.current) == ("not run", False)
+
+
+def test_counts_of_cases_are_of_the_present_ones() -> None:
+    assert (evidence.FOLDER / evidence.COUNTS).read_text(encoding="utf-8") == pages.counts()
 
 
 def test_support_rows_name_every_operator_and_kernel_once() -> None:

@@ -50,7 +50,7 @@ def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
     found = Subject("nvfp4_gemv")
     for_both = min((case for case in found.cases.CASES if case.intent == "tensor"), key=found.cases.flops)
     for_one = min((case for case in cheapest(found) if case.intent == "shapes"), key=found.cases.flops)
-    monkeypatch.setattr(found.cases, "CASES", (for_both, for_one))
+    monkeypatch.setattr(f"cupymla_lab.problems.{found.name}.CASES", (for_both, for_one))
     return found
 
 
@@ -123,7 +123,7 @@ def test_cases_run_in_processes_and_are_told_of_by_kernel(
     assert not blackwell.launched, "in this process"
     for file in files.values():
         file.unlink()
-    monkeypatch.setattr(subject.cases, "CASES", (*subject.cases.CASES, hangs))
+    monkeypatch.setattr(f"cupymla_lab.problems.{subject.name}.CASES", (*subject.cases.CASES, hangs))
     assert gpu.main([*command, "--limit", "20"]) == 1
     assert f"{HANGS}: did not come back within 20 s" in (tmp_path / "out" / "details.txt").read_text()
     assert [name for name, file in files.items() if file.exists()] == ["nvfp4_gemv_tcgen05"]
