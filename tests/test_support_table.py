@@ -43,7 +43,7 @@ def test_the_short_table_says_the_least_that_holds() -> None:
 
 
 def test_every_evidence_file_belongs_to_a_kernel() -> None:
-    """Evidence of a kernel that was renamed or removed would sit there unread. One file is of other tests, one of counts."""
+    """Evidence of a kernel that was renamed or removed would sit there unread. Two files are not of one kernel."""
     rows = evidence.support_rows()
     known = {f"{row.operator}.{row.kernel}.{row.arch}{end}.json" for row in rows for end in ("", ".cpu")}
     assert {file.name for file in evidence.FOLDER.glob("*.json")} <= {*known, evidence.COUNTS, gpu_tests.FILE.name}
