@@ -20,6 +20,7 @@ from cupymla.arch import Gpu
 from cupymla.build import KernelSource
 from cupymla.ops import registry
 from cupymla.ops.case import Case
+from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare
 from cupymla_lab.emulated import emulated
 from cupymla_lab.subjects import Subject, cheapest
@@ -29,20 +30,19 @@ CHEAP_FLOPS = 4e7
 TURNS = 3  # numbers of multiprocessors for a case
 
 
-def subjects() -> Iterator[tuple[Subject, list[str]]]:
-    """Each operator with the targets that have a kernel of one source."""
+def subjects() -> Iterator[tuple[Subject, list[str], set[str]]]:
+    """Each operator with the targets that have kernels of one source, and the names of those kernels."""
     for entry in registry.OPERATORS:
-        targets: dict[str, list[str]] = {}
+        targets: dict[str, list[KernelEntry]] = {}
         for kernel in entry.kernels:
             if arches.named(kernel.arch).capability < (10, 0):
-                targets.setdefault(kernel.first or kernel.arch, []).append(kernel.arch)
-        alone = {arch for archs in targets.values() if len(archs) == 1 for arch in archs}
-        for archs in targets.values():
-            kept = [arch for arch in dict.fromkeys(archs) if len(archs) == 1 or arch not in alone]
-            yield Subject(entry.name), kept
+                targets.setdefault(kernel.first or kernel.arch, []).append(kernel)
+        for kernels in targets.values():
+            archs = list(dict.fromkeys(kernel.arch for kernel in kernels))
+            yield Subject(entry.name), archs, {kernel.name for kernel in kernels}
 
 
-def always(subject: Subject, archs: list[str]) -> dict[str, int]:
+def always(subject: Subject, archs: list[str], names: set[str]) -> dict[str, int]:
     """The names of the cases that run without being asked for, each with its turn: the cheapest of each intent, and
     the next one where it shows a definition of a kernel that none before it does, or needs no other kernel. A kernel
     for its sake alone takes seconds to compile, and would be wrong for reasons that its definitions have elsewhere."""
@@ -54,6 +54,8 @@ def always(subject: Subject, archs: list[str]) -> dict[str, int]:
         arch = arches.named(archs[turn % len(archs)])
         gpu = Gpu(arch, arch.capability, counts[turn % len(counts)])
         wanted = subject.sources(subject.cases.inputs(case, 0), gpu)
+        if wanted and names.isdisjoint(source.entry for source in wanted):
+            continue  # a kernel of another source
         shown = set().union(*(shown_by(source, 1) for source in wanted))
         if case.intent not in intents or sources.issuperset(wanted) or not seen.issuperset(shown):
             chosen[case.name] = turn
@@ -63,21 +65,27 @@ def always(subject: Subject, archs: list[str]) -> dict[str, int]:
     return chosen
 
 
-def parameters() -> Iterator[object]:
-    for subject, archs in subjects():
-        chosen = always(subject, archs)
+def parameters() -> list[object]:
+    found: dict[str, tuple[str, str, Case, int]] = {}
+    asked: set[str] = set()
+    for subject, archs, names in subjects():
+        chosen = always(subject, archs, names)
         counts = multiprocessors(subject.name)
         for number, case in enumerate(small_cases(subject)):
             first = chosen.get(case.name, number)
             for turn, arch in itertools.product(range(first, first + TURNS), archs):
-                runs = case.name in chosen and turn == first and arch == archs[first % len(archs)]
-                marks = [] if runs else [pytest.mark.interpret_all]
                 name = f"{subject.name}-{arch}-{case.name}-{counts[turn % len(counts)]}-{mode_of(turn)}"
-                yield pytest.param(subject.name, arch, case, turn, id=name, marks=marks)
+                runs = case.name in chosen and turn == first and arch == archs[first % len(archs)]
+                if runs or name not in asked:
+                    found[name] = (subject.name, arch, case, turn)
+                if runs:
+                    asked.add(name)
+    marks = {name: [] if name in asked else [pytest.mark.interpret_all] for name in found}
+    return [pytest.param(*given, id=name, marks=marks[name]) for name, given in found.items()]
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("operator", "arch", "case", "turn"), list(parameters()))
+@pytest.mark.parametrize(("operator", "arch", "case", "turn"), parameters())
 def test_kernel_meets_the_accuracy_criterion(operator: str, arch: str, case: Case, turn: int) -> None:
     with machine_for(operator, arch, turn) as machine:
         compare.require(machine.check(operator, case))

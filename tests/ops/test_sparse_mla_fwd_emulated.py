@@ -131,9 +131,9 @@ def require_either(got: tuple[Any, ...], short: tuple[Any, ...], long: tuple[Any
 # Sizes, multiprocessors and lengths: one pair, or CTA, takes 36 queries, so that what is handed on comes round; several
 # share one.
 CHANGING = [
-    pytest.param(sized(70, 512, 65, 36, 300, "_changing", "masks", selection="full"), 2, (0, 65), id="a pair"),
+    pytest.param(sized(70, 512, 64, 36, 300, "_changing", "masks", selection="full"), 2, (0, 64), id="a pair"),
     pytest.param(sized(70, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing pairs"),
-    pytest.param(sized(9, 512, 65, 36, 300, "_changing", "masks", selection="full"), 1, (0, 65), id="few heads"),
+    pytest.param(sized(9, 512, 64, 36, 300, "_changing", "masks", selection="full"), 1, (0, 64), id="few heads"),
     pytest.param(sized(9, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing CTAs"),
 ]
 

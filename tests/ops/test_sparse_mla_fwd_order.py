@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,17 @@ def test_mirrored_constants_agree() -> None:
 # How -----------------------------------------------------------------------------------------------------------------
 
 
+MOST_QUERIES = 24  # more are done as these are
+
+PROBLEMS = [
+    replace(case, s_q=min(case.s_q, MOST_QUERIES))
+    for case in small_cases(SUBJECT)
+    if isinstance(case, MlaCase) and case.intent not in ("parts", "scales")
+][::2]
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "problem",
-    [case for case in small_cases(SUBJECT) if case.intent not in ("parts", "scales")][::2],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda case: case.name)
 def test_results_agree_with_the_reference(machine: Emulated, problem: MlaCase) -> None:
     given = SUBJECT.cases.inputs(problem, 11)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
