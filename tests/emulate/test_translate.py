@@ -405,6 +405,7 @@ def variants() -> dict[str, KernelSource]:
 def test_operators_kernels_assemble(source: KernelSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is kept of a kernel is what was built; its launch facts are its own, not the model's."""
     text = service.ptx(source)
+    program.model(program._registers(512 * program._resident(text)))  # compiled for seconds, and here for all workers
     monkeypatch.setattr(program, "ptx", lambda asked: text if asked == source else "")
     monkeypatch.setattr(folders, "location", lambda: tmp_path)
     made = program.kept(source, 512)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from interop_kit import placed
 
 from cupymla.interop.jax import dsa
 
@@ -24,9 +25,9 @@ def random_layer(tokens: int, *, heads: int = 2, topk: int = 6, family: str = "d
     made: dict[str, Any] = {f"{n}.weight": rng.standard_normal(s) * s[1] ** -0.5 for n, s in shapes.items()}
     made |= {"q_a_layernorm.weight": np.ones(32), "kv_a_layernorm.weight": np.ones(512)}
     made |= {"indexer.k_norm.weight": np.ones(128), "indexer.k_norm.bias": np.zeros(128), "sinks": np.ones(heads)}
-    hidden, slope = (jnp.asarray(rng.standard_normal((2, tokens, HIDDEN)), jnp.bfloat16) for _ in range(2))
+    hidden, slope = (placed(rng.standard_normal((2, tokens, HIDDEN)), jnp.bfloat16) for _ in range(2))
     return SimpleNamespace(
-        params={name: jnp.asarray(array, jnp.bfloat16) for name, array in made.items()},
+        params={name: placed(array, jnp.bfloat16) for name, array in made.items()},
         hidden=hidden,
         slope=slope,
         rotary=dsa.rotary(jnp.arange(tokens)[None].repeat(2, 0), 10000.0 ** -(np.arange(32) / 32)),

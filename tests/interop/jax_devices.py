@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from dsa_kit import gradients, random_layer
+from interop_kit import placed
 
 from cupymla.interop import jax as mla
 from cupymla.interop.jax import dsa, parallel
@@ -24,11 +25,11 @@ UNIT = 2.0**-8
 def arguments(batch: tuple[int, ...] = ()) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     return {
-        "q": jnp.asarray(rng.standard_normal((*batch, 32, 4, 576)), jnp.bfloat16),
-        "kv": jnp.asarray(rng.standard_normal((*batch, 64, 576)), jnp.bfloat16),
-        "indices": jnp.asarray(rng.integers(-3, 64, (*batch, 32, 9)), jnp.int32),
-        "topk_length": jnp.asarray(rng.integers(1, 12, (*batch, 32)), jnp.int32),
-        "attn_sink": jnp.asarray(rng.standard_normal(4), jnp.float32),
+        "q": placed(rng.standard_normal((*batch, 32, 4, 576)), jnp.bfloat16),
+        "kv": placed(rng.standard_normal((*batch, 64, 576)), jnp.bfloat16),
+        "indices": placed(rng.integers(-3, 64, (*batch, 32, 9)), jnp.int32),
+        "topk_length": placed(rng.integers(1, 12, (*batch, 32)), jnp.int32),
+        "attn_sink": placed(rng.standard_normal(4), jnp.float32),
     }
 
 
@@ -53,7 +54,7 @@ def compare(batch: tuple[int, ...], options: dict[str, Any]) -> None:
         assert len(four.sharding.device_set) == DEVICES
         np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(four).view(np.uint8))
     moving, fixed = split(arrays)
-    slope = jnp.asarray(np.random.default_rng(4).standard_normal(whole[0].shape), jnp.float32)
+    slope = placed(np.random.default_rng(4).standard_normal(whole[0].shape), jnp.float32)
 
     def gradients(attention: Any) -> Any:
         return jax.jit(jax.grad(lambda m: loss(attention, {**m, **fixed}, slope)))(moving)
@@ -97,7 +98,7 @@ def replicated_operands() -> None:
     )
     whole = mla.sparse_mla_fwd(q, kv, indices)[0]
     np.testing.assert_array_equal(np.asarray(sharded(q, kv, indices)), np.asarray(whole))
-    slope = jnp.asarray(np.random.default_rng(4).standard_normal(whole.shape), jnp.float32)
+    slope = placed(np.random.default_rng(4).standard_normal(whole.shape), jnp.float32)
 
     def gradient(attention: Any) -> np.ndarray[Any, Any]:
         made = jax.grad(lambda kv: (attention(q, kv, indices).astype(jnp.float32) * slope).sum())(kv)
@@ -114,7 +115,7 @@ def two_axes() -> None:
     mesh = jax.make_mesh((2, 2), ("data", "context"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     arrays = arguments((2,))
     moving, fixed = split({name: array for name, array in arrays.items() if name != "topk_length"})
-    slope = jnp.asarray(np.random.default_rng(4).standard_normal((2, 32, 4, 512)), jnp.float32)
+    slope = placed(np.random.default_rng(4).standard_normal((2, 32, 4, 512)), jnp.float32)
     rows, tokens = jax.P("data", "context"), jax.P("context")
 
     def local(q: Any, kv: Any, indices: Any, attn_sink: Any) -> Any:
@@ -161,7 +162,7 @@ def explicit() -> None:
         for one, four in zip(whole, made, strict=True):
             assert len(four.sharding.device_set) == DEVICES
             np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(four).view(np.uint8))
-    slope = jnp.asarray(np.random.default_rng(4).standard_normal(whole[0].shape), jnp.float32)
+    slope = placed(np.random.default_rng(4).standard_normal(whole[0].shape), jnp.float32)
 
     def gradients(arrays: dict[str, Any]) -> Any:
         moving, fixed = split(arrays)
@@ -291,14 +292,14 @@ def dsa_attention() -> None:
     names = ("q", "kv", "iq", "ik", "iw", "attn_sink", "loss_weight")
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
     rng = np.random.default_rng(5)
-    arrays["iq"] = jnp.asarray(rng.standard_normal((32, 2, 64)), jnp.bfloat16)
-    arrays["ik"] = jnp.asarray(rng.standard_normal((64, 64)), jnp.bfloat16)
-    arrays["iw"] = jnp.asarray(rng.standard_normal((32, 2)), jnp.float32)
-    arrays["loss_weight"] = jnp.asarray(rng.random(32), jnp.float32)
+    arrays["iq"] = placed(rng.standard_normal((32, 2, 64)), jnp.bfloat16)
+    arrays["ik"] = placed(rng.standard_normal((64, 64)), jnp.bfloat16)
+    arrays["iw"] = placed(rng.standard_normal((32, 2)), jnp.float32)
+    arrays["loss_weight"] = placed(rng.random(32), jnp.float32)
     mesh = jax.make_mesh((DEVICES,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
     heads = jax.P(None, "heads")
     specs = {**dict.fromkeys(arrays, jax.P()), "q": heads, "attn_sink": jax.P("heads")}
-    slope = jnp.asarray(rng.standard_normal((32, 4, 512)), jnp.float32)
+    slope = placed(rng.standard_normal((32, 4, 512)), jnp.float32)
 
     def gradients(attention: Any, arrays: dict[str, Any]) -> Any:
         def total(moving: dict[str, Any]) -> Any:

@@ -110,8 +110,8 @@ def test_jax_finds_them_while_tracing(name: str) -> None:
 
     # Which of an error's frames are JAX's own is asked of the disk, for longer than everything else takes.
     with jax._src.config.traceback_filtering("off"):
-        trace({n: jax.numpy.asarray(a) if isinstance(a, np.ndarray) else a for n, a in inputs_of(name).items()})
-        assert refusals(name, trace, jax.numpy.asarray) >= 3
+        trace({n: kit.placed(a) if isinstance(a, np.ndarray) else a for n, a in inputs_of(name).items()})
+        assert refusals(name, trace, kit.placed) >= 3
 
 
 @pytest.mark.parametrize("name", BY_NAME)

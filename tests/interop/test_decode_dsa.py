@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interop_kit import placed
 
 from cupymla import driver
 
@@ -125,7 +126,7 @@ def test_jax_writes_donated_caches_in_place(example: Any) -> None:
     shape = setting.shape_of("v3.2", "small")
     size = setting.Size((2,), context=5000, steps=4, period=60, checked=1)
     prompts = setting.Prompts(size, 2, 0)
-    given = setting.weights_of(shape, 0).on(jax.numpy.asarray)
+    given = setting.weights_of(shape, 0).on(placed)
     caches = tuple(jax.numpy.zeros((prompts.blocks, setting.PAGE, width), "uint8") for width in (656, 132))
     state = (prompts.tables, *prompts.newest(), prompts.lengths)
     program = loops.scanned.lower(shape, size.steps, caches, given, *state).compile()

@@ -41,7 +41,7 @@ def results_of(made: Any) -> tuple[np.ndarray[Any, Any], ...]:
 def called(problem: kit.Problem, inputs: dict[str, Any]) -> Any:
     """The call under `jit`, its arrays traced."""
     function = getattr(mla, problem.declaration.name)
-    arrays = {n: jnp.asarray(a) for n, a in inputs.items() if isinstance(a, np.ndarray)}
+    arrays = {n: kit.placed(a) for n, a in inputs.items() if isinstance(a, np.ndarray)}
     options = {n: a for n, a in inputs.items() if n not in arrays}
     return jax.jit(lambda given: function(**given, **options))(arrays)
 
@@ -72,9 +72,9 @@ def test_a_number_does_not_pass_for_a_flag_nor_a_flag_for_a_number(name: str, op
 
 def selection(rng: Any, lead: tuple[int, ...] = (), s_q: int = 6, s_kv: int = 40, h: int = 4) -> tuple[Any, Any, Any]:
     """q, kv and indices, a few of them invalid."""
-    q = jnp.asarray(rng.standard_normal((*lead, s_q, h, 576)), jnp.bfloat16)
-    kv = jnp.asarray(rng.standard_normal((*lead, s_kv, 576)), jnp.bfloat16)
-    return q, kv, jnp.asarray(rng.integers(-3, s_kv, (*lead, s_q, 9)), jnp.int32)
+    q = kit.placed(rng.standard_normal((*lead, s_q, h, 576)), jnp.bfloat16)
+    kv = kit.placed(rng.standard_normal((*lead, s_kv, 576)), jnp.bfloat16)
+    return q, kv, kit.placed(rng.integers(-3, s_kv, (*lead, s_q, 9)), jnp.int32)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def backward(q: Any, kv: Any, indices: Any, sink: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"causal": True, "q_start": 20}, {"lse_base": "2", "sm_scale": 0.1}])
 def test_gradient_is_sparse_mla_bwd(rng: Any, options: dict[str, Any]) -> None:
     q, kv, indices = selection(rng)
-    sink = jnp.asarray(rng.standard_normal(4), jnp.float32)
+    sink = kit.placed(rng.standard_normal(4), jnp.float32)
     for transformed in (gradients, jax.jit(gradients, static_argnames=tuple(options))):
         got = transformed(q, kv, indices, sink, **options)
         kit.require_same(("dq", "dkv", "d_sink"), results_of(got), backward(q, kv, indices, sink, **options))
@@ -141,14 +141,14 @@ def test_gradient_through_statistics_is_refused(rng: Any) -> None:
 def test_a_call_whose_layouts_come_again_is_of_its_own_arrays(rng: Any) -> None:
     """What is remembered of a call is where its arrays stand, not which they were, nor what the operator refuses."""
     q, kv, indices = selection(rng)
-    out, dout = (jnp.asarray(rng.standard_normal((*q.shape[:2], 512)), q.dtype) for _ in range(2))
+    out, dout = (kit.placed(rng.standard_normal((*q.shape[:2], 512)), q.dtype) for _ in range(2))
     for first, second in ((out, out), (out, dout), (dout, out)):
         made = mla.sparse_mla_bwd_phase1(q, kv, first, second, indices)
         wanted = jax.jit(mla.sparse_mla_bwd_phase1)(q, kv, first, second, indices)
         kit.require_same((), results_of(made), results_of(wanted))
-    table, lengths = jnp.asarray([[0, 1], [1, 0]], jnp.int32), jnp.asarray([7, 8], jnp.int32)
-    query = jnp.asarray(rng.standard_normal((2, 4, 64)), jnp.bfloat16)
-    caches = [jnp.asarray(rng.standard_normal((2, 4, 4, 64)), jnp.bfloat16) for _ in range(2)]
+    table, lengths = kit.placed([[0, 1], [1, 0]], jnp.int32), kit.placed([7, 8], jnp.int32)
+    query = kit.placed(rng.standard_normal((2, 4, 64)), jnp.bfloat16)
+    caches = [kit.placed(rng.standard_normal((2, 4, 4, 64)), jnp.bfloat16) for _ in range(2)]
     words = {"block_tables": table, "context_lens": lengths, "kv_layout": "HND"}
     same = mla.xl_paged_attention(query, caches[0], caches[0], **words)
     for k_cache, v_cache in (caches, caches[::-1]):
@@ -278,15 +278,15 @@ def test_vmap_of_nothing(rng: Any) -> None:
 def test_vmap_over_sinks_and_gradients(rng: Any) -> None:
     """d_sink is summed over a native batch, so a mapped gradient must not use it."""
     q, kv, indices = selection(rng, (3,))
-    sinks = jnp.asarray(rng.standard_normal((3, 4)), jnp.float32)
+    sinks = kit.placed(rng.standard_normal((3, 4)), jnp.float32)
     mapped(gradients, (0, 0, 0, 0), (q, kv, indices, sinks))
     mapped(gradients, (0, 0, 0, None), (q, kv, indices, sinks[0]))
     mapped(gradients, (0, None, 0, None), (q, kv[0], indices, sinks[0]))
 
 
 def test_vmap_of_gemv_uses_its_batch_axis(rng: Any) -> None:
-    a = jnp.asarray(rng.integers(0, 256, (3, 8, 32)), jnp.uint8)
-    b = jnp.asarray(rng.integers(0, 256, (3, 2, 32)), jnp.uint8)
+    a = kit.placed(rng.integers(0, 256, (3, 8, 32)), jnp.uint8)
+    b = kit.placed(rng.integers(0, 256, (3, 2, 32)), jnp.uint8)
     sfa, sfb = (jnp.full((3, rows, 4), 56, jnp.uint8) for rows in (8, 2))
     assert custom_calls(mla.nvfp4_gemv, (0, 0, 0, 0), (a, b, sfa, sfb)) == (1, False)
     mapped(mla.nvfp4_gemv, (0, 0, 0, 0), (a, b, sfa, sfb))
@@ -301,9 +301,9 @@ def test_vmap_of_gemv_uses_its_batch_axis(rng: Any) -> None:
 
 def test_updated_caches_alias_donated_ones(rng: Any) -> None:
     """The old arrays stay as they are unless they are donated; then their memory is the new ones'."""
-    key = jnp.asarray(rng.standard_normal((1, 2, 32)), jnp.float32)
+    key = kit.placed(rng.standard_normal((1, 2, 32)), jnp.float32)
     caches = jnp.zeros((3, 2, 8, 16, 4), jnp.float32), jnp.zeros((3, 2, 32, 16), jnp.float32)
-    slots = jnp.asarray([17], jnp.int32)
+    slots = kit.placed([17], jnp.int32)
     k_cache, v_cache = mla.reshape_and_cache(key, key, *caches, slots)
     assert not caches[0].any() and k_cache.any()
     addresses = [cache.unsafe_buffer_pointer() for cache in (k_cache, v_cache)]
@@ -343,9 +343,9 @@ def test_a_dtype_that_jax_would_change_is_refused_where_the_operator_takes_it() 
 def test_arrays_of_4_bit_floats_are_refused_with_a_cure_that_works(rng: Any) -> None:
     """Whatever XLA makes of them in memory, what the error says gives the bytes that operators take."""
     codes = rng.integers(0, 16, (2, 3, 32)).astype(np.uint8)
-    wide = {name: jnp.asarray(array.view(jnp.float4_e2m1fn)) for name, array in zip("ab", codes, strict=True)}
-    packed = {name: jnp.asarray(array[:, ::2] | array[:, 1::2] << 4) for name, array in zip("ab", codes, strict=True)}
-    scales = jnp.asarray(rng.integers(40, 60, (3, 2)), jnp.uint8)
+    wide = {name: kit.placed(array.view(jnp.float4_e2m1fn)) for name, array in zip("ab", codes, strict=True)}
+    packed = {name: kit.placed(array[:, ::2] | array[:, 1::2] << 4) for name, array in zip("ab", codes, strict=True)}
+    scales = kit.placed(rng.integers(40, 60, (3, 2)), jnp.uint8)
     calls: dict[tuple[str, str], Callable[[Any], Any]] = {
         ("nvfp4_gemv", "a"): lambda a: mla.nvfp4_gemv(a, packed["b"], scales, scales),
         ("nvfp4_gemv", "b"): lambda b: mla.nvfp4_gemv(packed["a"], b, scales, scales),
@@ -562,7 +562,7 @@ def test_a_factor_that_would_be_lost_is_refused() -> None:
 def test_the_backward_is_recorded_with_its_workspace() -> None:
     """The workspace is a result of the custom call that nobody sees; where its size is unknown nothing is recorded."""
     case = next(p for p in kit.operator_problems(1) if p.declaration.name == "sparse_mla_bwd")
-    inputs = {n: jnp.asarray(v) if isinstance(v, np.ndarray) else v for n, v in case.inputs().items()}
+    inputs = {n: kit.placed(v) if isinstance(v, np.ndarray) else v for n, v in case.inputs().items()}
     arrays = {n: v for n, v in inputs.items() if isinstance(v, jax.Array)}
     options = {n: v for n, v in inputs.items() if n not in arrays}
     text = jax.jit(lambda a: mla.sparse_mla_bwd(**a, **options)).lower(arrays).as_text()

@@ -17,6 +17,7 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 from dsa_kit import gradients, random_layer
+from interop_kit import placed
 
 from cupymla.interop.jax import dsa
 
@@ -29,7 +30,7 @@ INDEXER = "indexer."
 
 def array(tensor: Any) -> jax.Array:
     """Of bfloat16 or float32, exactly."""
-    return jnp.asarray(tensor.detach().float().numpy(), jnp.bfloat16 if "bfloat16" in str(tensor.dtype) else None)
+    return placed(tensor.detach().float().numpy(), jnp.bfloat16 if "bfloat16" in str(tensor.dtype) else None)
 
 
 def keep(kept: list[Any], value: Any, result: Any) -> Any:
@@ -147,7 +148,7 @@ def test_selection_is_that_of_transformers_but_for_near_ties(family: str) -> Non
 def decoded(given: Any, conventions: Any, index: str, steps: tuple[int, ...]) -> tuple[Any, Any, Any]:
     """Outputs and selections, as tokens, of a loop over chunks of so many tokens, in pages out of order."""
     width = TOKENS // PAGE
-    tables = jnp.asarray(np.random.default_rng(5).permutation(2 * width).reshape(2, width), jnp.int32)
+    tables = placed(np.random.default_rng(5).permutation(2 * width).reshape(2, width), jnp.int32)
     cache = dsa.empty_cache(2 * width, PAGE, index=index)
 
     @functools.partial(jax.jit, donate_argnums=2)
@@ -185,9 +186,9 @@ def test_decode_is_prefill(family: str, index: str) -> None:
 def test_a_request_of_no_tokens_writes_nothing_and_a_short_one_no_token_before_its_first() -> None:
     given = random_layer(TOKENS)
     cache = dsa.empty_cache(6, PAGE)
-    tables = jnp.asarray([[1, 2], [4, 5]], jnp.int32)
+    tables = placed([[1, 2], [4, 5]], jnp.int32)
     layer = jax.jit(functools.partial(dsa.layer, conventions=given.conventions))
-    lens = jnp.asarray([0, 2], jnp.int32)
+    lens = placed([0, 2], jnp.int32)
     rotary = tuple(x[:, :3] for x in given.rotary)
     new = layer(given.params, given.hidden[:, :3], rotary, cache=cache, block_tables=tables, context_lens=lens)[2]
     assert new is not None

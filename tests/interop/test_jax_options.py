@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from interop_kit import placed
 
 import cupymla
 
@@ -26,7 +27,7 @@ def matrices() -> tuple[np.ndarray[Any, Any], ...]:
 def test_a_zero_is_not_taken_for_the_other(first: float) -> None:
     """What both make differs in the sign of zeros."""
     given = matrices()
-    arrays = tuple(map(jnp.asarray, given))
+    arrays = tuple(map(placed, given))
     for alpha in (first, -first):
         wanted = cupymla.nvfp4_gemv(*given, alpha=alpha)
         assert np.signbit(wanted).any() and not np.signbit(wanted).all()
@@ -38,7 +39,7 @@ def test_a_zero_is_not_taken_for_the_other(first: float) -> None:
 
 def test_nan_is_remembered_as_any_other_number() -> None:
     """Each NaN is another object, none of which equals any: each was compiled for anew."""
-    arrays = tuple(map(jnp.asarray, matrices()))
+    arrays = tuple(map(placed, matrices()))
     for _ in range(2):
         assert np.isnan(np.asarray(mla.nvfp4_gemv(*arrays, alpha=float("nan")))).all()
     before = functions._compiled.cache_info().misses
@@ -52,9 +53,9 @@ def test_nan_is_remembered_as_any_other_number() -> None:
 def test_a_traced_start_masks_keys_as_a_number_does(q_start: int, k_stride: int, limits: bool) -> None:
     """An index operator's mask becomes `ends`."""
     rng = np.random.default_rng(7)
-    q, k = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((30, 8, 64), (40, 64)))
-    weights = jnp.asarray(rng.standard_normal((30, 8)), jnp.float32)
-    given = {"ends": jnp.asarray(rng.integers(-3, 50, 30), jnp.int32)} if limits else {}
+    q, k = (placed(rng.standard_normal(shape), jnp.bfloat16) for shape in ((30, 8, 64), (40, 64)))
+    weights = placed(rng.standard_normal((30, 8)), jnp.float32)
+    given = {"ends": placed(rng.integers(-3, 50, 30), jnp.int32)} if limits else {}
 
     def run(start: Any, lead: tuple[Any, ...] = (...,)) -> Any:
         limited = {name: array[lead] for name, array in given.items()}

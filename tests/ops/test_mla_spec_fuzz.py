@@ -105,7 +105,7 @@ def calls(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return operator, arguments | {name: draw(options[name]) for name in options if draw(st.integers(0, 9)) == 0}
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(calls())
 def test_only_our_own_errors(call: tuple[str, dict[str, Any]]) -> None:
     """Shapes, strides, dtypes, addresses and options at random, any bytes as data; errors name an argument given."""

@@ -46,8 +46,11 @@ def test_every_argument_has_its_effect_on_the_cpu(name: str) -> None:
     """The call is what the reference is, in the cheapest case that has each argument: none is lost on the way there."""
     subject = Subject(name)
     parameters = inspect.signature(subject.call).parameters
+    wanted = parameters.keys() - set(subject.outputs) - NOT_OF_THE_RESULT
     cheapest: dict[str, Any] = {}
     for case in sorted(without_gpu.small_cases(subject), key=subject.cases.flops):
+        if cheapest.keys() >= wanted:
+            break
         for argument, value in subject.cases.inputs(case, 0).items() if subject.cases.flops(case) else ():
             if isinstance(value, np.ndarray) or value != parameters[argument].default:
                 cheapest.setdefault(argument, case)
