@@ -16,6 +16,7 @@ import cupymla
 from cupymla import arch
 from cupymla.device import Device
 from cupymla.errors import InputError
+from cupymla.ops.indexer_logits import plan as scoring
 from cupymla.ops.indexer_logits.spec import Options as ScoringOptions
 from cupymla.ops.indexer_logits.spec import Problem as ScoringProblem
 from cupymla.ops.indexer_topk import cuda, plan, run
@@ -140,6 +141,31 @@ def test_every_row_is_filtered_once_and_flagged_ones_have_a_chunk(queries: int, 
         expected = made.options.topk / part.sample_stride
         assert expected >= 32
         assert (expected + 6 * expected**0.5 + 2) * part.sample_stride * 1.5 <= plan.CAPACITY
+
+
+@pytest.mark.parametrize("keys", [32768, 65536, 131072, 1 << 19])
+@pytest.mark.parametrize("facts", [(8, 128, 2), (16, 128, 2), (4, 64, 3), (8, 64, 3)])
+def test_what_a_unit_is_expected_to_list_has_room_in_shared_memory(keys: int, facts: tuple[int, int, int]) -> None:
+    """Of 32 and 64 heads, fp8 and 16 bits. Entries beyond are waited for, each for as long as memory takes."""
+    made = problem(2048, keys)
+    share = plan.listed_share(made, next(part for part in plan.parts(made) if isinstance(part, plan.Filtered)))
+    named_facts = dict(zip(("tile_queries", "tile_keys", "consumers"), facts, strict=True))
+    unit = scoring.work_assignment(made.scores, named_facts, 132, share).fields["unit_steps"]
+    assert unit * facts[1] * share <= scoring.LISTED_ENTRIES / facts[0]
+    config = (ROOT / "cuda/indexer_logits/sm90/config.cuh").read_text()
+    assert f"kListBytes = {16 * scoring.LISTED_ENTRIES};" in config
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16"])
+def test_every_filter_is_among_the_variants(dtype: str) -> None:
+    kind = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
+    for heads in scoring.FILTERED_HEADS:
+        q = np.zeros((1, heads, 128), kind)
+        given = {"q": np.broadcast_to(q, (1024, heads, 128)), "k": np.broadcast_to(q[0, :1], (32768, 128))}
+        weights = np.broadcast_to(np.float32(1), (1024, heads))
+        wanted = run.sources(HOPPER, **given, weights=weights, topk=2048)
+        assert {dict(source.defines).get("CUPYMLA_FILTER") for source in wanted} >= {1, 2}
+        assert set(wanted) <= set(plan.variants())
 
 
 def test_what_is_filtered() -> None:

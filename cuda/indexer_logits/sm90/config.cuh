@@ -7,9 +7,9 @@
 #include "../../common/swizzle.cuh"
 
 // CUPYMLA_TYPE: of q and k, 0 fp8 e4m3fn, 1 bf16, 2 fp16. CUPYMLA_D: channels, 64 or 128. CUPYMLA_HEADS: heads of a
-// query with those that only fill up, 8, 16, 32, 64 or 128. CUPYMLA_FILLED: 1 where there are such. CUPYMLA_FILTER: what
-// is done with a score: 0 all are written; 1 those that reach their query's threshold are listed; 2 those of flagged
-// queries are written, with nothing for keys that these do not see.
+// query with those that only fill up, 8, 16, 32, 64 or 128. CUPYMLA_FILLED: 1 where there are such. CUPYMLA_FILTER:
+// what is done with a score: 0 all are written; 1 those that reach their query's threshold are listed; 2 those of
+// flagged queries are written, with nothing for keys that these do not see.
 #ifndef CUPYMLA_FILTER
 #define CUPYMLA_FILTER 0
 #endif

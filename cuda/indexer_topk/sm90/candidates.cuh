@@ -1,5 +1,5 @@
-// The selection from a row's list of entries that reached its threshold. Where there is no telling it from that, the row
-// is flagged: all of its scores are written, and selected from.
+// The selection from a row's list of entries that reached its threshold. Where there is no telling it from that, the
+// row is flagged: all of its scores are written, and selected from.
 #pragma once
 
 #include "../../topk/sm80/select_row.cuh"

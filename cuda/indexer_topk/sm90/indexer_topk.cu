@@ -2,8 +2,8 @@
 // the log-sum-exp of what is selected. README.md has the chunks of rows in which both kernels run.
 //
 // CUPYMLA_STAGE: 0 the selection; 1 and 2 what comes before and behind scores that are filtered (thresholds.cuh,
-// candidates.cuh); 3 the selection in flagged rows. CUPYMLA_SHORT: scores of a thread that keeps them; 0 for longer rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster
-// keep a row together.
+// candidates.cuh); 3 the selection in flagged rows. CUPYMLA_SHORT: scores of a thread that keeps them; 0 for longer
+// rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster keep a row together.
 #define CUPYMLA_SCORES 0
 #ifndef CUPYMLA_STAGE
 #define CUPYMLA_STAGE 0
