@@ -21,7 +21,7 @@ from cupymla.ops.indexer_logits.spec import Options as ScoringOptions
 from cupymla.ops.indexer_logits.spec import Problem as ScoringProblem
 from cupymla.ops.indexer_topk import cuda, plan, run
 from cupymla.ops.indexer_topk.cases import IndexerTopkCase
-from cupymla.ops.indexer_topk.spec import Options, Problem
+from cupymla.ops.indexer_topk.spec import Options, Problem, read
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
@@ -144,16 +144,30 @@ def test_every_row_is_filtered_once_and_flagged_ones_have_a_chunk(queries: int, 
 
 
 @pytest.mark.parametrize("keys", [32768, 65536, 131072, 1 << 19])
+@pytest.mark.parametrize("q_start", [None, 16384])
 @pytest.mark.parametrize("facts", [(8, 128, 2), (16, 128, 2), (4, 64, 3), (8, 64, 3)])
-def test_what_a_unit_is_expected_to_list_has_room_in_shared_memory(keys: int, facts: tuple[int, int, int]) -> None:
+def test_what_a_unit_is_expected_to_list_has_room_in_shared_memory(
+    keys: int, q_start: int | None, facts: tuple[int, int, int]
+) -> None:
     """Of 32 and 64 heads, fp8 and 16 bits. Entries beyond are waited for, each for as long as memory takes."""
     made = problem(2048, keys)
+    made = replace(made, options=replace(made.options, causal=q_start is not None, q_start=q_start or 0))
     share = plan.listed_share(made, next(part for part in plan.parts(made) if isinstance(part, plan.Filtered)))
     named_facts = dict(zip(("tile_queries", "tile_keys", "consumers"), facts, strict=True))
     unit = scoring.work_assignment(made.scores, named_facts, 132, share).fields["unit_steps"]
-    assert unit * facts[1] * share <= scoring.LISTED_ENTRIES / facts[0]
+    shortest = facts[2]
+    assert unit == shortest or unit * facts[1] * share <= scoring.LISTED_ENTRIES / facts[0]
     config = (ROOT / "cuda/indexer_logits/sm90/config.cuh").read_text()
     assert f"kListBytes = {16 * scoring.LISTED_ENTRIES};" in config
+
+
+@pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (-3, 1), (5, 2), (-4, 3), (100, 7)])
+def test_a_filter_scores_every_key_that_a_causal_mask_leaves(q_start: int, k_stride: int) -> None:
+    case = replace(named("causal_stride4").scored, q_start=q_start, k_stride=k_stride)
+    arguments = SUBJECT.cases.inputs(replace(named("causal_stride4"), scored=case), 0)
+    scores = cupymla.indexer_logits(**SUBJECT.cases.scored_arguments(arguments))
+    _, made = read(**arguments)
+    assert [plan.seen_keys(made, row) for row in range(case.queries)] == list((scores > -np.inf).sum(axis=1))
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16"])

@@ -136,10 +136,17 @@ def _first_filtered(problem: Problem) -> int | None:
 
 
 def listed_share(problem: Problem, part: Filtered) -> float:
-    """The share of a row's scores that its list is expected to have, where the row sees all keys
-    (cuda/indexer_topk/sm90/thresholds.cuh): more where it sees fewer."""
+    """The share of the first row's scores that its list is expected to have (cuda/indexer_topk/sm90/thresholds.cuh), if
+    `starts` and `ends` hide none. Later rows see more, and list as many."""
     mean = problem.options.topk / part.sample_stride
-    return min(1.0, (mean + 6 * math.sqrt(mean) + 2) / part.samples)
+    listed = (mean + 6 * math.sqrt(mean) + 2) * part.sample_stride
+    return min(1.0, listed / seen_keys(problem, part.rows.first_row))
+
+
+def seen_keys(problem: Problem, row: int) -> int:
+    """Keys that a causal mask leaves a row, and all before it."""
+    options, keys = problem.options, problem.scores.keys
+    return max(0, min(keys, (options.q_start + row + 1) // options.k_stride)) if options.causal else keys
 
 
 def layout(problem: Problem, part: Filtered) -> Layout:
