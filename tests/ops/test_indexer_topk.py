@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -137,6 +138,8 @@ def test_every_row_is_filtered_once_and_flagged_ones_have_a_chunk(queries: int, 
         assert places.samples >= part.rows.rows * plan.CAPACITY * 8
         scores = max(chunk.rows for chunk in part.flagged) * plan.row_stride(made) * 4
         assert max(scores, places.samples + part.rows.rows * part.sample_row * 4) <= places.thresholds
+        # Of keys that have a period, as pages of 64, all places are in a sample.
+        assert all(math.gcd(part.sample_stride, 1 << bits) == 1 for bits in range(1, 12))
         # A sample has so many of the selected keys that a list of twice what is expected is seldom full.
         expected = made.options.topk / part.sample_stride
         assert expected >= 32

@@ -111,6 +111,8 @@ def parts(problem: Problem) -> Iterator[Chunk | Filtered]:
         return
     options, keys = problem.options, scores.keys
     stride = min(options.topk // _SAMPLED_ENTRIES, keys // _SAMPLES)
+    # Odd: a period of keys is most likely a power of two, as of pages, and a sample in step with it would mislead.
+    stride -= 1 - stride % 2
     samples = -(-keys // stride)
     fitting = CHUNK_BYTES // (CAPACITY * 8 + _aligned(samples) * 4)
     for entry in range(scores.batch):
