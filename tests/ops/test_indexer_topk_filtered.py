@@ -41,6 +41,11 @@ def scored(queries: int = 9, keys: int = 800, **traits: Any) -> IndexerTopkCase:
 def flagged(machine: Emulated, arguments: dict[str, Any]) -> int:
     """Require of a call that it selects what `topk` does of all scores. Returns how many rows of the last part were
     flagged."""
+    return found(machine, arguments)[0]
+
+
+def found(machine: Emulated, arguments: dict[str, Any]) -> tuple[int, np.ndarray[Any, Any]]:
+    """The same, and how many entries were counted of each of these rows."""
     all_scores = machine.arguments(SUBJECT.cases.scored_arguments(arguments))
     expected = cupymla.topk(machine.call(cupymla.indexer_logits, **all_scores).get(), arguments["topk"])
     _, problem = spec.read(**arguments)
@@ -51,8 +56,8 @@ def flagged(machine: Emulated, arguments: dict[str, Any]) -> int:
     np.testing.assert_array_equal(count.get(), expected[1])
     *_, part = plan.parts(problem)
     assert isinstance(part, plan.Filtered)
-    at = plan.layout(problem, part).flagged
-    return int(workspace.get()[at : at + 4 * len(part.flagged)].view(np.int32).sum())
+    at, words = plan.layout(problem, part), workspace.get().view(np.uint32)
+    return int(words[at.flagged // 4 :][: len(part.flagged)].sum()), words[at.counts // 4 :][: part.rows.rows]
 
 
 def test_lists_hold_what_is_selected() -> None:
@@ -89,6 +94,15 @@ def test_more_than_a_list_holds(what: str) -> None:
         arguments["k"].view(np.uint8)[::3, 0] = 0x7F
     with emulated("sm_90a", 3, Settings("lazy", seed=4, races="hardware")) as machine:
         assert flagged(machine, arguments) == 9
+
+
+def test_a_full_list_is_not_counted_on() -> None:
+    """Each count in global memory is waited for: of many equal rows that would be most of the time."""
+    arguments = SUBJECT.cases.inputs(scored(), 4)
+    arguments["k"][:] = arguments["k"][0]
+    with emulated("sm_90a", 3) as machine:
+        counts = found(machine, arguments)[1]
+    assert counts.min() > plan.CAPACITY and counts.max() < 800
 
 
 def test_a_sample_that_misleads() -> None:

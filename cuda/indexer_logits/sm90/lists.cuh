@@ -9,8 +9,11 @@ namespace cupymla::indexer_logits {
 
 #if CUPYMLA_FILTER == 1
 
+// In a count in shared memory: the row's list in global memory is full, so that entries need not be counted any more.
+constexpr uint32_t kFull = 0x80000000u;
+
 // Adds an entry of a query, which is the `query`-th of the query tile and the `row`-th of all. Where its list is full,
-// the entry goes to global memory by itself.
+// the entry goes to global memory by itself, until there is no room there either.
 __device__ __forceinline__ void list_entry(Storage& storage, const KernelParameters& params, uint32_t buffer, int query,
                                            int64_t row, float score, int32_t key) {
   const Entry found{score, key};
@@ -19,8 +22,13 @@ __device__ __forceinline__ void list_entry(Storage& storage, const KernelParamet
     storage.entries[buffer][query][number] = found;
     return;
   }
+  if (number >= kFull) return;
   const uint32_t place = atomicAdd(&params.counts[row], 1u);
-  if (place < params.capacity) params.entries[row * params.capacity + place] = found;
+  if (place < params.capacity) {
+    params.entries[row * params.capacity + place] = found;
+  } else {
+    atomicOr(&storage.counts[buffer][query], kFull);
+  }
 }
 
 // The list warp: takes each run's lists away.

@@ -44,7 +44,7 @@ struct alignas(8) Entry {
 // With a filter. Mirrored by `FilterParameters` in cupymla/ops/indexer_logits/cuda.py.
 struct FilterParameters : Parameters {
   const float* thresholds;  // [batch, queries]
-  uint32_t* counts;         // [batch, queries]: entries that were found, more than there is room for, too
+  uint32_t* counts;         // [batch, queries]: entries that were found; more than `capacity` where they are
   Entry* entries;           // [batch, queries, capacity], in any order
   const int32_t* flagged;   // one number: 0 where no query is to be scored
   uint32_t capacity;

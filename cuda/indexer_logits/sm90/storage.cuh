@@ -59,7 +59,7 @@ struct alignas(1024) Storage {
 #if CUPYMLA_FILTER == 1
   Mbarrier listed[ThisConfig::kQueryBuffers];
   float thresholds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
-  uint32_t counts[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // of a run, more than `kListed`, too
+  uint32_t counts[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // of a run, more than `kListed`, too; see `kFull`
   Entry entries[ThisConfig::kQueryBuffers][ThisConfig::kQueries][ThisConfig::kListed];
 #endif
 };

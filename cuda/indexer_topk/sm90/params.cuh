@@ -19,7 +19,7 @@ struct Parameters : topk::Parameters {
 // Of the kernels around a filter; there is one batch entry. Mirrored by `FilterParameters` in the same file.
 struct FilterParameters : Parameters {
   float* thresholds;        // [rows]
-  uint32_t* counts;         // [rows]: entries that reached them, more than the list has room for, too
+  uint32_t* counts;         // [rows]: entries that reached them; more than a list has room for where they are
   const uint8_t* entries;   // [rows, capacity] scores and columns, as `Entry` in cuda/indexer_logits/sm90/params.cuh
   int32_t* flagged_starts;  // [rows]: visible columns of flagged rows, 0 of others
   int32_t* flagged_ends;    // [rows]

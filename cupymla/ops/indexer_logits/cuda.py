@@ -104,13 +104,22 @@ def _map(
 class Binding(Launches):
     """The kernel with everything that one problem and its layouts fix; it launches nothing without a query or a key.
 
+    With the filter "lists", a share `listed` of scores is expected to be.
+
     Attributes:
         record: the launch's parameters; of a filter some are its caller's to set.
     """
 
     record: Parameters
 
-    def __init__(self, views: Views, problem: Problem, logits: View, filter: plan.Filter = "none") -> None:
+    def __init__(
+        self,
+        views: Views,
+        problem: Problem,
+        logits: View,
+        filter: plan.Filter = "none",
+        listed: float | None = None,
+    ) -> None:
         self._pointers: tuple[int, int] | None = None
         launcher = None
         if 0 not in problem.shape:
@@ -120,7 +129,7 @@ class Binding(Launches):
             kernel = build.kernel(source, index)
             facts = kernel.facts
             check_record(source, facts, record)
-            work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index), filter)
+            work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index), listed)
             geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
             self.record = filled(problem, work, views, logits, record)
             self._maps = q_tiles(problem, views.q, facts), k_tiles(problem, views.k, facts)

@@ -33,7 +33,12 @@ FILTERED_HEADS = (32, 64)
 """Heads of queries whose scores can be filtered: a lane has a query's list."""
 
 FILTERED_STEPS = 16
-"""Key tiles of a unit then: its entries are to have room in shared memory."""
+"""Key tiles of a unit then, at most."""
+
+LISTED_ENTRIES = 1024
+"""Entries of a unit that shared memory has room for, of all queries of a tile (kListBytes in config.cuh)."""
+
+_LISTED_SHARE = 0.75  # of them that are to be expected, so that few units have more
 
 Filter = Literal["none", "lists", "flagged"]
 """What is done with scores: all are written; those that reach a threshold are listed; those of flagged queries are
@@ -56,17 +61,19 @@ def plan(problem: Problem, arch: Arch, filter: Filter = "none") -> KernelSource:
 
 
 def work_assignment(
-    problem: Problem, facts: Mapping[str, int], multiprocessors: int, filter: Filter = "none"
+    problem: Problem, facts: Mapping[str, int], multiprocessors: int, listed: float | None = None
 ) -> WorkAssignment:
     """Which CTA takes which key tiles of all query tiles: each takes every ctas'th unit of `unit_steps` of them.
 
-    Where every query sees every key, each CTA takes as many, side by side.
+    Where every query sees every key, each CTA takes as many, side by side. Where a share `listed` of scores is, a
+    unit's are to have room in shared memory: what is beyond goes to global memory one by one, and is waited for.
     """
     query_tiles = -(-problem.queries // facts["tile_queries"])
     key_tiles = -(-problem.keys // facts["tile_keys"])
     steps = problem.batch * query_tiles * key_tiles
-    if filter == "lists":
-        unit = min(FILTERED_STEPS, steps)
+    if listed is not None:
+        fitting = _LISTED_SHARE * LISTED_ENTRIES / facts["tile_queries"] / max(listed, 1e-6) / facts["tile_keys"]
+        unit = max(1, min(FILTERED_STEPS, steps, int(fitting)))
     elif problem.masked:
         unit = max(2, min(_MOST_UNIT_STEPS, steps // (multiprocessors * _LEAST_UNITS)))
     else:

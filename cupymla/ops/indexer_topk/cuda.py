@@ -143,7 +143,9 @@ class _Filter:
         self._sampling = scoring.Binding(
             self._sampled, replace(of_rows, keys=part.samples, masked=False, options=sampled_options), samples
         )
-        self._listing = scoring.Binding(self._listed, replace(of_rows, options=own_options), samples, "lists")
+        seen = plan.seen_keys(problem, rows.first_row + rows.rows - 1)
+        own_scores = replace(of_rows, keys=seen, options=own_options)
+        self._listing = scoring.Binding(self._listed, own_scores, samples, "lists", plan.listed_share(problem, part))
         self._listing.record.capacity = plan.CAPACITY
 
         self._record = FilterParameters(

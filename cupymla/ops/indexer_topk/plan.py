@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +12,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import UnsupportedError
 from ..indexer_logits import plan as scoring
+from ..indexer_logits.spec import DTYPES
 from ..topk import plan as selection
 from ..topk import spec as selection_spec
 from .spec import OPERATOR, Problem
@@ -109,6 +111,8 @@ def parts(problem: Problem) -> Iterator[Chunk | Filtered]:
         return
     options, keys = problem.options, scores.keys
     stride = min(options.topk // _SAMPLED_ENTRIES, keys // _SAMPLES)
+    # Odd: a period of keys is most likely a power of two, as of pages, and a sample in step with it would mislead.
+    stride -= 1 - stride % 2
     samples = -(-keys // stride)
     fitting = CHUNK_BYTES // (CAPACITY * 8 + _aligned(samples) * 4)
     for entry in range(scores.batch):
@@ -131,6 +135,20 @@ def _first_filtered(problem: Problem) -> int | None:
     first = max(0, (CAPACITY + 1) * options.k_stride - 1 - options.q_start) if options.causal else 0
     first = -(-first // _TILE) * _TILE
     return first if fits and scores.queries - first >= FILTERED_ROWS else None
+
+
+def listed_share(problem: Problem, part: Filtered) -> float:
+    """The share of the first row's scores that its list is expected to have (cuda/indexer_topk/sm90/thresholds.cuh), if
+    `starts` and `ends` hide none. Later rows see more, and list as many."""
+    mean = problem.options.topk / part.sample_stride
+    listed = (mean + 6 * math.sqrt(mean) + 2) * part.sample_stride
+    return min(1.0, listed / seen_keys(problem, part.rows.first_row))
+
+
+def seen_keys(problem: Problem, row: int) -> int:
+    """Keys that a causal mask leaves a row, and all before it."""
+    options, keys = problem.options, problem.scores.keys
+    return max(0, min(keys, (options.q_start + row + 1) // options.k_stride)) if options.causal else keys
 
 
 def layout(problem: Problem, part: Filtered) -> Layout:
@@ -264,12 +282,21 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         if arch_name in (None, name)
         for source in (
             *(variant(arches.named(name), stage=stage) for stage in STAGES[1:]),
-            *(
-                scoring.variant(arches.named(name), dtype=dtype, heads=heads, filter=filter)
-                for dtype, _, heads in scoring.AHEAD
-                if heads in scoring.FILTERED_HEADS
-                for filter in scoring.FILTERS[1:]
-            ),
+            *_filters(name, {dtype for dtype, *_ in scoring.AHEAD}),
         )
     )
     return (*selecting, *filtering, *scoring.sources(arch_name))
+
+
+def variants() -> tuple[KernelSource, ...]:
+    """Every kernel variant that a call may want."""
+    filters = (source for name in TARGETS for source in _filters(name, DTYPES))
+    return tuple(dict.fromkeys((*sources(), *filters, *scoring.variants())))
+
+
+def _filters(arch_name: str, dtypes: Collection[str]) -> Iterator[KernelSource]:
+    """Scoring kernels that filter."""
+    for dtype in DTYPES:
+        for heads in scoring.FILTERED_HEADS if dtype in dtypes else ():
+            for filter in scoring.FILTERS[1:]:
+                yield scoring.variant(arches.named(arch_name), dtype=dtype, heads=heads, filter=filter)
