@@ -26,6 +26,8 @@ from cupymla_lab import ab
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
     require_mirrored(cuda.Parameters, "sparse_mla_bwd/params.cuh")
+    own, file = cuda.SinkLseParameters, "sparse_mla_bwd/sink_lse.cuh"
+    require_mirrored(own, file, "SinkLseParameters", Parameters=cuda.Parameters)
 
 
 def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
@@ -216,7 +218,7 @@ def test_record_has_the_strides_of_every_array() -> None:
     dist = np.full((2, 5, 80), np.nan, np.float32)[:, :4, :65]
     views, problem = spec.read(**(arguments | {"attn_dist": dist}))
     outputs = [arguments["q"], arguments["kv"], np.zeros(64, np.float32)[::4]]
-    record = cuda.parameters(plan.plan(problem, HOPPER, 132), views, [tensor.view(a, "output") for a in outputs])
+    record: Any = cuda.parameters(plan.plan(problem, HOPPER, 132), views, [tensor.view(a, "output") for a in outputs])
 
     def expect(prefix: str, array: np.ndarray, names: tuple[str, ...]) -> None:
         for name, stride in zip(names, array.strides, strict=False):
@@ -234,6 +236,8 @@ def test_record_has_the_strides_of_every_array() -> None:
     expect("attn_sink", arguments["attn_sink"], ("head",))
     expect("d_sink", outputs[2], ("head",))
     assert (record.sums_batch, record.sums_token) == (50 * 576, 576)
+    record = cuda.sink_lse_parameters(views, problem.shared)
+    expect("dout", arguments["dout"], heads)
 
 
 @pytest.mark.parametrize("heads", [64, 128])
@@ -255,7 +259,7 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
-    attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
+    attention = [source for source in plan.sources() if dict(source.defines).get("CUPYMLA_STAGE") == 0]
     assert len(attention) == 2 * 16 + 8 + 4 + 12  # of neighbours, of packed rows, and of a CTA's
     blackwell = arch.named("sm_100f")
     assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
@@ -282,7 +286,7 @@ def test_a_cluster_makes_a_float32_dkv_from_its_sums() -> None:
         with pytest.raises(InputError, match="'bfloat16' or 'float16', got") as caught:
             plan.variant(arch.named(target), **(numbers | other), dtype="float32")
         assert caught.value.argument == "dtype"
-    assert {dict(source.defines)["CUPYMLA_FP16"] for source in plan.sources("sm_100f")} == {0, 1}
+    assert {v for source in plan.sources("sm_100f") for name, v in source.defines if name == "CUPYMLA_FP16"} == {0, 1}
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:

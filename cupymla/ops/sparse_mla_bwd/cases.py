@@ -31,6 +31,7 @@ CHOICES = {
             ("columns_outermost_in_order", "two_phase._ALL_COLUMNS_BYTES=-1.0"),
             ("columns_outermost_in_order", "plan._ORDER_GAIN=-1.0"),
         ),
+        beside=("sparse_mla_bwd_sink_lse",),
     ),
     "sparse_mla_bwd_packed": Choice("plan._MARGIN=1e9", intents=("packed_queries",)),
     "sparse_mla_bwd_stored": Choice(
@@ -38,6 +39,9 @@ CHOICES = {
         intents=("stored", "stored_queries"),
         further=(("stored_queries", "plan._MARGIN=1e9"),),
         beside=("sparse_mla_bwd", "sparse_mla_bwd_packed"),
+    ),
+    "sparse_mla_bwd_sink_lse": Choice(
+        (), intents=("sink_lse",), beside=("sparse_mla_bwd", "sparse_mla_bwd_packed", "sparse_mla_bwd_stored")
     ),
 }
 
@@ -174,6 +178,23 @@ def _columns_outermost_in_order() -> Iterator[MlaCase]:
     yield make(100, 5, 400, 500, selection="few", dkv_dtype="float32", name="_fp32_few")
 
 
+def _sink_lse() -> Iterator[MlaCase]:
+    """The sink has its part in the distribution."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
+        traits = {"sink": "finite", "wants_dist": True, "attn_dist_sink": True} | traits
+        return sized(h, d, k, q, kv, f"_sink_lse{name}", "sink_lse", **traits)
+
+    yield make(16, 6, 65, 200, selection="empty")
+    yield make(3, 5, 70, 90, d=512, dtype="float16", layout="strided", batch=2, lengths="hostile", sink="infinite")
+    yield make(66, 4, 130, 150, lse_base="2", selection="duplicates", sink="infinite", name="_base2")
+    yield make(130, 3, 65, 70, d=512, causal=True, q_start=60, selection="empty", name="_causal")
+    yield make(20, 4, 65, 50, deterministic=True, selection="few", name="_det")
+    yield make(70, 3, 65, 50, deterministic=True, selection="nothing", name="_det_nothing")
+    # The most of a query's heads and entries.
+    yield make(192, 2, 2048, 3000, selection="few")
+
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,
@@ -200,6 +221,7 @@ CASES: tuple[MlaCase, ...] = (
     *_two_phase(),
     *_columns_outermost(),
     *_columns_outermost_in_order(),
+    *_sink_lse(),
 )
 
 BENCH: tuple[MlaCase, ...] = (
@@ -214,6 +236,7 @@ BENCH: tuple[MlaCase, ...] = (
     sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
     *(sized(h, 576, 2048, 4096, 8192, "_dist", wants_dist=True) for h in (128, 16)),
     sized(128, 576, 2048, 4096, 32768, "_dist", wants_dist=True),
+    sized(128, 576, 2048, 4096, 8192, "_dist_sink", wants_dist=True, sink="finite", attn_dist_sink=True),
 )
 
 DEMO = sized(128, 576, 2048, 1, 4096, intent="shapes", selection="full")
