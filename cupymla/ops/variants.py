@@ -1,10 +1,13 @@
-"""The checks of a kernel's variant that all plans make."""
+"""What plans have in common: the checks of a kernel's variant, and all combinations of what there is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 
+from .. import arch as arches
 from ..arch import Arch
+from ..build.source import KernelSource
 from ..errors import InputError, UnsupportedError, shown
 
 HOPPER = "Hopper (sm_90a)"
@@ -32,3 +35,12 @@ def require_choice(operator: str, where: str = "", /, **choices: tuple[object, S
             *others, last = map(repr, known)
             expected = f"{', '.join(others)} or {last}" if others else last
             raise InputError(name, expected + where, shown(value), operator)
+
+
+def every(
+    variant: Callable[..., KernelSource], targets: Sequence[str], **choices: Sequence[object]
+) -> tuple[KernelSource, ...]:
+    """The kernels that a plan's `variant` makes of all combinations, each once."""
+    combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    made = (variant(arches.named(target), **chosen) for target in targets for chosen in combinations)
+    return tuple(dict.fromkeys(made))

@@ -9,7 +9,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ..indexer_validation import CHANNELS
 from ..mla import DTYPES
-from ..variants import FLAGS, require_choice, require_target
+from ..variants import FLAGS, every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_bwd/sm90/indexer_bwd.cu"
@@ -165,15 +165,5 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
-    made = (
-        variant(
-            arches.named(name), stage=stage, dtype=dtype, channels=channels, heads=heads, deterministic=deterministic
-        )
-        for name in TARGETS
-        for stage in STAGES
-        for dtype in DTYPES
-        for channels in CHANNELS
-        for heads in HEADS
-        for deterministic in (False, True)
-    )
-    return tuple(dict.fromkeys(made))
+    numbers = {"stage": STAGES, "dtype": DTYPES, "channels": CHANNELS, "heads": HEADS}
+    return every(variant, TARGETS, **numbers, deterministic=FLAGS[::-1])

@@ -7,7 +7,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ..indexer_validation import CHANNELS
 from ..mla import DTYPES
-from ..variants import FLAGS, require_choice, require_target
+from ..variants import FLAGS, every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_loss/sm90/indexer_loss.cu"
@@ -64,11 +64,4 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
-    return tuple(
-        variant(arches.named(name), dtype=dtype, channels=channels, heads=heads, filled=filled)
-        for name in TARGETS
-        for dtype in DTYPES
-        for channels in CHANNELS
-        for heads in HEADS
-        for filled in (False, True)
-    )
+    return every(variant, TARGETS, dtype=DTYPES, channels=CHANNELS, heads=HEADS, filled=FLAGS[::-1])

@@ -11,7 +11,7 @@ from ...build.source import KernelSource
 from ..indexer_logits import plan as scoring
 from ..indexer_validation import CHANNELS
 from ..mla import D_QK, DTYPES
-from ..variants import require_choice, require_target
+from ..variants import every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_loss_dense/sm90/indexer_loss_dense.cu"
@@ -292,13 +292,5 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
-    made = (
-        variant(arches.named(name), stage=stage, dtype=dtype, channels=channels, mla_channels=mla_channels, heads=heads)
-        for name in TARGETS
-        for stage in STAGES
-        for dtype in DTYPES
-        for channels in CHANNELS
-        for mla_channels in D_QK
-        for heads in HEADS
-    )
-    return tuple(dict.fromkeys(made))
+    numbers = {"stage": STAGES, "dtype": DTYPES, "channels": CHANNELS, "mla_channels": D_QK, "heads": HEADS}
+    return every(variant, TARGETS, **numbers)
