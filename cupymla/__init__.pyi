@@ -166,8 +166,8 @@ class _SparseMlaBwd:
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 
     @overload
@@ -175,8 +175,8 @@ class _SparseMlaBwd:
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array]: ...
 
     @overload
@@ -184,8 +184,8 @@ class _SparseMlaBwd:
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 
     @overload
@@ -193,8 +193,8 @@ class _SparseMlaBwd:
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array, _Array]:
         """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
@@ -229,11 +229,13 @@ class _SparseMlaBwd:
             lse_base: "e" or "2": the base lse is in.
             deterministic: give the same bits on every run.
             attn_dist: array to write, [s_q, topk] float32, the last axis contiguous: receives what `attn_dist(q, kv,
-                indices, lse)` returns, which is at hand here. As there, the sink has no part in it.
+                indices, lse)` returns, which is at hand here.
             dq: array to write, q's shape and dtype, with strides as q's may have.
             dkv: array to write, kv's shape, with strides as kv's may have. It is overwritten, not added to.
             dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding and, but for more than 64
                 heads on Hopper, the workspace for sums.
+            attn_dist_sink: let the sink have its part of each head's softmax in attn_dist, as it has in out; False without
+                attn_sink. attn_dist is then that of the lse log(exp(lse) + exp(attn_sink)).
             d_sink: array to write, [h_q] float32; only with attn_sink.
             workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
                 `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
@@ -258,8 +260,8 @@ class _SparseMlaBwd:
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
     @overload
@@ -267,8 +269,8 @@ class _SparseMlaBwd:
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]: ...
 
     @overload
@@ -276,8 +278,8 @@ class _SparseMlaBwd:
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
 
     @overload
@@ -285,8 +287,8 @@ class _SparseMlaBwd:
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]:
         """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding."""
 
@@ -294,8 +296,8 @@ class _SparseMlaBwd:
         self, q: Any, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
         """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used."""
 
@@ -408,7 +410,8 @@ class _AttnDist:
             kv: [s_kv, d_qk] or [s_kv, 1, d_qk], q's dtype. The last axis of q and kv is contiguous, other strides are any
                 multiple of 16 bytes, the address is a multiple of 16 bytes.
             indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
-            lse: [s_q, h_q] float32, any strides: the forward's, without a sink.
+            lse: [s_q, h_q] float32, any strides: the forward's, or one that counts further keys or a sink: dist is then
+                the entries' part of that softmax.
             sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
             topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
             causal: mask keys past the query's own position.

@@ -110,6 +110,12 @@ class Validation(Checks):
             raise self.error(argument, f"an array of shape {list(shape)}", None)
         return seen
 
+    def outputs(self, views: Any, wanted: Sequence[tuple[tuple[int, ...], str]], **arrays: object) -> None:
+        """Set a call's results, of these shapes and dtypes: dq and dk in rows, others in any layout."""
+        for (name, array), (shape, dtype) in zip(arrays.items(), wanted, strict=True):
+            layout: Layout = "rows" if name in ("dq", "dk") else "free"
+            setattr(views, name, self.shaped(array, name, shape, (dtype,), layout, output=True))
+
     def check_layout(self, seen: View, argument: str, layout: Layout) -> None:
         """Refuse strides that kernels cannot follow.
 

@@ -85,7 +85,9 @@ OPERATORS: tuple[OperatorEntry, ...] = (
             KernelEntry("sparse_mla_bwd", "sm_90a"),
             KernelEntry("sparse_mla_bwd_packed", "sm_90a"),
             KernelEntry("sparse_mla_bwd_stored", "sm_90a"),
+            KernelEntry("sparse_mla_bwd_sink_lse", "sm_90a"),
             KernelEntry("sparse_mla_bwd", "sm_100f"),
+            KernelEntry("sparse_mla_bwd_sink_lse", "sm_100f", first="sm_90"),
         ),
     ),
     OperatorEntry(

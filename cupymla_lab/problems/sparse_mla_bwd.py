@@ -142,6 +142,23 @@ def _columns_outermost_in_order() -> Iterator[MlaCase]:
     yield make(100, 5, 400, 500, selection="few", dkv_dtype="float32", name="_fp32_few")
 
 
+def _sink_lse() -> Iterator[MlaCase]:
+    """The sink has its part in the distribution."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
+        traits = {"sink": "finite", "wants_dist": True, "attn_dist_sink": True} | traits
+        return sized(h, d, k, q, kv, f"_sink_lse{name}", "sink_lse", **traits)
+
+    yield make(16, 6, 65, 200, selection="empty")
+    yield make(3, 5, 70, 90, d=512, dtype="float16", layout="strided", batch=2, lengths="hostile", sink="infinite")
+    yield make(66, 4, 130, 150, lse_base="2", selection="duplicates", sink="infinite", name="_base2")
+    yield make(130, 3, 65, 70, d=512, causal=True, q_start=60, selection="empty", name="_causal")
+    yield make(20, 4, 65, 50, deterministic=True, selection="few", name="_det")
+    yield make(70, 3, 65, 50, deterministic=True, selection="nothing", name="_det_nothing")
+    # The most of a query's heads and entries.
+    yield make(192, 2, 2048, 3000, selection="few")
+
+
 CASES: tuple[MlaCase, ...] = (
     *mla.COMMON,
     *mla.SCALES,
@@ -168,4 +185,5 @@ CASES: tuple[MlaCase, ...] = (
     *_two_phase(),
     *_columns_outermost(),
     *_columns_outermost_in_order(),
+    *_sink_lse(),
 )

@@ -38,7 +38,8 @@ _SCORES = 1 << 23
 class Oracle:
     """Everything the operators give, float64, with a batch axis where the arguments have one.
 
-    dist is per entry and without the sink; p is unscaled. The gradients are those of sum(out * dout).
+    dist is per entry and without the sink, but with attn_dist_sink; p is unscaled. The gradients are those of
+    sum(out * dout).
     """
 
     out: Array
@@ -86,6 +87,7 @@ def solve(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
+    attn_dist_sink: bool = False,
     **others: Any,
 ) -> Oracle:
     """All results for arguments as the public functions take them; lse in natural units."""
@@ -106,9 +108,9 @@ def solve(
         step = max(1, _SCORES // max(1, q.shape[2] * kv.shape[1]))
         some = [slice(first, first + step) for first in range(0, max(1, q.shape[1]), step)]
         dkv = np.zeros(kv[entry].shape)
+        options = (attn_sink, sm_scale, attn_dist_sink)
         blocks = [
-            _solve_one(q[entry, s], kv[entry], indices[entry, s], valid[s], dout[entry, s], attn_sink, sm_scale, dkv)
-            for s in some
+            _solve_one(q[entry, s], kv[entry], indices[entry, s], valid[s], dout[entry, s], *options, dkv) for s in some
         ]
         parts.append(_queries_joined(blocks, dkv))
     if not has_batch:
@@ -142,6 +144,7 @@ def _solve_one(
     dout: Array,
     attn_sink: Array | None,
     sm_scale: float | None,
+    attn_dist_sink: bool,
     dkv: Array,
 ) -> Oracle:
     """Of some queries; their part of dkv, of all tokens, is added in place: a long context has no room for many."""
@@ -183,7 +186,10 @@ def _solve_one(
         p[query][:, valid[query]] = raw_rows[row][:, columns]
         scores = scale * raw_rows[row][:, columns]
         highest[query] = scores.max(axis=-1)
-        dist[query, valid[query]] = np.exp(scores - full_lse[query][:, None]).sum(axis=0)
+        each_head = np.exp(scores - full_lse[query][:, None])
+        if attn_dist_sink and attn_sink is not None:
+            each_head /= 1 + np.exp(attn_sink.astype(np.float64) - full_lse[query])[:, None]
+        dist[query, valid[query]] = each_head.sum(axis=0)
     assert tq.grad is not None and tkv.grad is not None
     dkv[named] += tkv.grad.numpy()
     d_sink = np.zeros(heads) if finite.grad is None else finite.grad.numpy()

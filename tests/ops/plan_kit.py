@@ -19,8 +19,8 @@ MLA: MlaProblem[Any] = MlaProblem(
 )  # fmt: skip
 
 
-def record_fields(file: Path, record: str) -> list[tuple[str, Any]]:
-    """Name and type of each member of a record in a device file, in order."""
+def record_fields(file: Path, record: str, **records: type[ctypes.Structure]) -> list[tuple[str, Any]]:
+    """Name and type of each member of a record in a device file, in order; `records`: what members may be, too."""
     text = re.sub(r"//.*", "", file.read_text(encoding="utf-8"))
     body = re.search(rf"struct {record} \{{(.*?)\}};", text, flags=re.S)
     assert body is not None
@@ -28,7 +28,7 @@ def record_fields(file: Path, record: str) -> list[tuple[str, Any]]:
     for statement in body[1].split(";")[:-1]:
         declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
         assert declared is not None, statement
-        kind: Any = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
+        kind: Any = ctypes.c_void_p if declared[2] else (C_TYPES | records)[declared[1]]
         for name in declared[3].split(","):
             counted = re.fullmatch(r"\s*(\w+)(?:\[(\d+)\])?\s*", name)
             assert counted is not None, name
@@ -36,12 +36,14 @@ def record_fields(file: Path, record: str) -> list[tuple[str, Any]]:
     return fields
 
 
-def require_mirrored(mirrored: type[ctypes.Structure], file: str, record: str = "Parameters") -> None:
+def require_mirrored(
+    mirrored: type[ctypes.Structure], file: str, record: str = "Parameters", **records: type[ctypes.Structure]
+) -> None:
     """A record in Python has the members of the one in `file`, a path below cuda/.
 
     Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes.
     """
-    assert [(field[0], field[1]) for field in mirrored._fields_] == record_fields(CUDA / file, record)
+    assert [(field[0], field[1]) for field in mirrored._fields_] == record_fields(CUDA / file, record, **records)
 
 
 class Assigned(Protocol):

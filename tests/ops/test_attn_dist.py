@@ -77,3 +77,15 @@ def test_output_given_is_the_one_returned() -> None:
     dist = attn_dist(**arguments, dist=memory[:, :130])
     assert dist.base is memory and (memory[:, 130:] == 7).all()
     np.testing.assert_array_equal(dist, attn_dist(**arguments))
+
+
+def test_an_lse_of_further_keys_gives_entries_their_part_of_that_softmax() -> None:
+    """As DeepSeek-V4's teacher, beside a window and a sink: nothing is normalised over the entries alone."""
+    arguments = cases.inputs(next(case for case in problems.CASES if case.name == "h16_d576_k65_q3_kv300"), seed=5)
+    given = {name: arguments[name] for name in ("q", "kv")}
+    joint = sparse_mla_fwd(**given, indices=arguments["indices"])[2]
+    whole = attn_dist(**given, indices=arguments["indices"], lse=joint)
+    selected = np.ascontiguousarray(arguments["indices"][:, :40])
+    np.testing.assert_array_equal(attn_dist(**given, indices=selected, lse=joint), whole[:, :40])
+    halved = attn_dist(**given, indices=selected, lse=np.logaddexp(joint, joint))  # a sink as large as all of them
+    np.testing.assert_allclose(halved, whole[:, :40] / 2, rtol=1e-5)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from plan_kit import require_mirrored
 
 import cupymla
 from cupymla import arch
@@ -120,30 +118,6 @@ def test_a_given_lse_is_taken() -> None:
     np.testing.assert_allclose(moved - cupymla.indexer_loss(**given)[0], 1, atol=1e-6)
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"q": np.zeros((5, 3, 64), np.float32)}, "'q': expected dtype"),
-    ({"q": np.zeros((5, 3, 96), np.float16)}, "'q': expected 64 or 128 channels"),
-    ({"q": np.zeros((5, 129, 64), np.float16)}, "'q': expected 1 to 128 heads"),
-    ({"k": np.zeros((9, 64), ml_dtypes.bfloat16)}, "'k': expected dtype float16"),
-    ({"k": np.zeros((9, 128), np.float16)}, "'k': expected shape"),
-    ({"weights": None}, "'weights': expected an array"),
-    ({"indices": np.zeros((4, 7), np.int32)}, "'indices': expected shape"),
-    ({"indices": np.zeros((5, 7), np.int64)}, "'indices': expected dtype int32"),
-    ({"target": np.zeros((5, 6), np.float32)}, "'target': expected shape"),
-    ({"topk_length": np.zeros(4, np.int32)}, "'topk_length': expected shape"),
-    ({"lse": np.zeros(5, np.float64)}, "'lse': expected dtype float32"),
-    ({"k_stride": 0}, "'k_stride': expected an integer from 1"),
-    ({"grad_logits": np.zeros((5, 7), np.float16)}, "'grad_logits': expected dtype float32"),
-    ({"indices": np.full((5, 7), 9, np.int32), "check_indices": True}, "'indices': expected values from -1 to 8"),
-]
-
-
-@pytest.mark.parametrize(("changed", "message"), BAD)
-def test_what_cannot_be_used_is_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        cupymla.indexer_loss(**(problem() | changed))
-
-
 def test_plans() -> None:
     hopper = arch.named("sm_90a")
     for heads, filled in ((1, 16), (16, 16), (17, 32), (64, 64), (65, 128), (128, 128)):
@@ -158,14 +132,7 @@ def test_plans() -> None:
 
 
 def test_the_record_is_the_kernels() -> None:
-    text = (Path(__file__).parents[2] / "cuda/indexer_loss/sm90/params.cuh").read_text(encoding="utf-8")
-    body = re.sub(r"//.*", "", text[text.index("struct Parameters {") : text.index("};")])
-    declared = [
-        name
-        for line in re.findall(r"(?:const )?(?:u?int\d+_t|float|Element)\*? ([^;]+);", body)
-        for name in re.split(r",\s*", line.strip())
-    ]
-    assert declared == [name for name, *_ in cuda.Parameters._fields_]
+    require_mirrored(cuda.Parameters, "indexer_loss/sm90/params.cuh")
 
 
 EMULATED = ("stages", "filled", "holes", "lse", "causal_stride4", "hostile_ids", "hostile", "batch_strided")

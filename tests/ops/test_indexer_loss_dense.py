@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from plan_kit import require_mirrored
 
 import cupymla
 from cupymla import arch
@@ -308,15 +308,8 @@ def test_plans() -> None:
 CUDA = Path(__file__).parents[2] / "cuda/indexer_loss_dense/sm90"
 
 
-def fields(text: str) -> Iterator[str]:
-    body = re.sub(r"//.*", "", text[text.index("struct Parameters {") : text.index("};")])
-    for line in re.findall(r"(?:const )?(?:u?int\d+_t|float2?|Element)\*? ([^;]+);", body):
-        yield from re.split(r",\s*", line.strip())
-
-
 def test_the_record_is_the_kernels() -> None:
-    declared = list(fields((CUDA / "params.cuh").read_text(encoding="utf-8")))
-    assert declared == [name for name, *_ in cuda.Parameters._fields_]
+    require_mirrored(cuda.Parameters, "indexer_loss_dense/sm90/params.cuh")
 
 
 def test_the_stages_are_the_kernels() -> None:

@@ -329,10 +329,12 @@ def test_indices_are_looked_at_on_the_stream_of_the_call(operator: str, monkeypa
     assert streams == [7, 7]
 
 
-def test_d_sink_needs_attn_sink() -> None:
+def test_d_sink_and_attn_dist_sink_need_attn_sink() -> None:
     arguments = good("sparse_mla_bwd")
     del arguments["attn_sink"]
     refused("sparse_mla_bwd", "d_sink", arguments)
+    del arguments["d_sink"]
+    refused("sparse_mla_bwd", "attn_dist_sink", arguments | {"attn_dist_sink": True})
 
 
 def test_dkv_has_the_dtype_that_was_asked_for() -> None:

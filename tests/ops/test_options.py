@@ -130,6 +130,8 @@ def test_every_option_is_part_of_the_problem(name: str, option: str, check: Chec
     """Also where the same arrays were looked at before with the option left out."""
     spec: Any = import_module(f"cupymla.ops.{name}.spec")
     given, value = arrays(name), another(check, default)
+    if option == "attn_dist_sink":
+        given["attn_sink"] = np.zeros(2, np.float32)
     (_, plain), (_, problem), (_, again) = spec.read(**given), spec.read(**given, **{option: value}), spec.read(**given)
     assert getattr(getattr(problem, "shared", problem).options, option) == value
     assert getattr(getattr(plain, "shared", plain).options, option) == default

@@ -188,6 +188,19 @@ def test_attn_dist_output_is_the_operators_own() -> None:
         np.testing.assert_array_equal(arguments["attn_dist"], attn_dist(**shared))
 
 
+def test_the_sink_in_the_distribution_is_attn_dist_of_the_lse_with_it() -> None:
+    """The gradients are the same either way."""
+    arguments = arguments_of("h16_d576_k65_q6_kv200_sink_lse")
+    counted = sparse_mla_bwd(**arguments)
+    shared = {key: arguments[key] for key in ("q", "kv", "indices")}
+    lse = np.logaddexp(arguments["lse"].astype(np.float64), arguments["attn_sink"])
+    expected = attn_dist(**shared, lse=lse.astype(np.float32))
+    np.testing.assert_allclose(arguments["attn_dist"], expected, rtol=1e-5)
+    assert arguments["attn_dist"].sum() < 0.9 * attn_dist(**shared, lse=arguments["lse"]).sum()
+    for array, same in zip(counted, sparse_mla_bwd(**(arguments | {"attn_dist_sink": False})), strict=True):
+        np.testing.assert_allclose(array.astype(float), same.astype(float), rtol=2**-7)
+
+
 def test_deterministic_changes_nothing_on_the_cpu() -> None:
     arguments = arguments_of("h128_d576_k130_q6_kv50_det_duplicates")
     results = [sparse_mla_bwd(**(arguments | {"deterministic": value})) for value in (True, False, True)]

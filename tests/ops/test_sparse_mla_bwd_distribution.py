@@ -11,10 +11,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from backward_plan_kit import PROBLEM, planned
 from variants_kit import compiled
 
 from cupymla.build import KernelSource, ptx
-from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, sparse_mla_bwd, spec
 from cupymla.testing import compare
 from cupymla_lab.emulated import emulated
 from cupymla_lab.problems import sparse_mla_bwd as problems
@@ -80,3 +81,18 @@ def test_the_reference_leaves_the_inputs_of_a_case_alone() -> None:
     expected = Subject("sparse_mla_bwd").expected(inputs, "float64")
     assert list(expected) == ["dq", "dkv", "d_sink", "attn_dist"]
     assert np.isnan(inputs["attn_dist"]).all() and np.isfinite(expected["attn_dist"]).all()
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_sink_that_counts_is_the_attentions_lse(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention has no sink besides, or P would leave room for it twice; the last stage has its terms."""
+    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0 if in_order else 9.0)
+    options = spec.Options(attn_dist_sink=True)
+    chosen = planned(replace(PROBLEM, has_attn_dist=True), s_q=5, h_q=16, has_sink=True, options=options)
+    assert chosen.workspace.sink_lse is not None and chosen.in_order == in_order
+    stages = [launch.stage for launch in chosen.launches()]
+    assert stages[:2] == ["zero", "sink_lse"] and stages[-1] == "sink"
+    record = cuda.Parameters(lse=1, attn_sink=2, sink_terms=3, lse_batch=4, lse_query=5, lse_head=6, sm_scale=0.5)
+    cuda.make_sink_a_key(record, 1 << 20, chosen.problem.shared)
+    assert (record.lse, record.attn_sink, record.sink_terms, record.sm_scale) == (1 << 20, None, None, 0.5)
+    assert (record.lse_batch, record.lse_query, record.lse_head) == (5 * 16, 16, 1)

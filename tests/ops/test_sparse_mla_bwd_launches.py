@@ -24,10 +24,10 @@ CHUNK = "(merge |sort )?(attention |p_ds dq_dkv )"
 LISTED = f"clear count scan place ({CHUNK}sum )"
 PACKED = "(merge (attention sum )+)+"  # queries that need no lists
 ENDS = "(round )?(sink )?"
-PLAIN = re.compile(f"zero (({CHUNK})|(sort )(attention |p_ds dq_dkv )(scatter ))+{ENDS}")
+PLAIN = re.compile(f"zero (sink_lse )?(({CHUNK})|(sort )(attention |p_ds dq_dkv )(scatter ))+{ENDS}")
 DETERMINISTIC = {
-    "sm_90a": re.compile(f"zero ({PACKED}|({LISTED}+)+){ENDS}"),
-    "sm_100f": re.compile(f"zero ({LISTED})+{ENDS}"),
+    "sm_90a": re.compile(f"zero (sink_lse )?({PACKED}|({LISTED}+)+){ENDS}"),
+    "sm_100f": re.compile(f"zero (sink_lse )?({LISTED})+{ENDS}"),
 }
 
 
@@ -41,15 +41,16 @@ def test_a_call_launches_what_the_page_says(target: str, deterministic: bool) ->
         chosen = planned(
             replace(PROBLEM, has_attn_dist=has_dist, dkv_shape=(s_kv, 576)),
             arch.named(target),
-            options=spec.Options(deterministic=deterministic),
+            options=spec.Options(deterministic=deterministic, attn_dist_sink=has_sink),
             **shared,
         )
         launched = "".join(f"{launch.stage} " for launch in chosen.launches())
         expected = DETERMINISTIC[target] if deterministic else PLAIN
         assert expected.fullmatch(launched), launched
+        assert ("sink_lse " in launched) == (has_dist and has_sink)
         seen |= set(launched.split())
     lists, orders = (LISTS, {"merge"}) if deterministic else (set(), ORDERS)
-    assert seen == EVERY | lists | (TWO_PHASE | orders if target == "sm_90a" else set())
+    assert seen == EVERY | {"sink_lse"} | lists | (TWO_PHASE | orders if target == "sm_90a" else set())
     (row,) = [
         line
         for line in (machine.ROOT / "docs" / "streams_and_graphs.md").read_text().splitlines()

@@ -39,9 +39,9 @@ CASE = sized(3, 512, 5, 2, 9, "_overlap", "options", deterministic=True, sink="f
 STAGES = ("zero", "clear", "count", "scan", "place", "attention", "sum", "round", "sink")
 """What its call launches: every stage."""
 
-LISTED = sized(3, 512, 5, 2, 9, "_overlap_order", "order", sink="finite", wants_dist=True)
-LISTED_STAGES = ("zero", "sort", "attention", "scatter", "round", "sink")
-"""What its call launches where queries take their rows in the order of tokens."""
+LISTED = sized(3, 512, 5, 2, 9, "_overlap_order", "order", sink="finite", wants_dist=True, attn_dist_sink=True)
+LISTED_STAGES = ("zero", "sink_lse", "sort", "attention", "scatter", "round", "sink")
+"""What its call launches where queries take their rows in the order of tokens, and the distribution has the sink."""
 
 DEVICES: Mapping[str, Callable[[], AbstractContextManager[Emulated]]] = {
     "sm_90a": lambda: emulated("sm_90a", 2),
@@ -150,13 +150,14 @@ def test_machine_code_waits_first(source: build.KernelSource, tmp_path: Path) ->
 def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSource) -> None:
     """ld.global.nc is for memory that nothing writes while the grid runs, its wait included: callers' arrays, which the
     sources read so by `__ldg`. The compiler makes no others of them."""
-    stage = launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
+    alone = source.entry == plan.SINK_LSE_KERNEL
+    stage = "sink_lse" if alone else launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
     found = uncached(build.ptx(source))
     packed = ("zero", "merge") if source.entry in (plan.GROUP_KERNEL, stored.KERNEL) else ()
-    assert bool(found) == (stage in ("attention", "p_ds", "count", "place", "sort", *packed))
-    # indices; rows of out, on sm_90a and Blackwell, and of kv
+    assert bool(found) == (stage in ("attention", "p_ds", "count", "place", "sort", "sink_lse", *packed))
+    # indices; rows of out, on sm_90a and Blackwell, of dout and of kv
     row = "reinterpret_cast<const uint4*>({}) + chunk"
-    callers = ("indices + entry", row.format("out"), "left + tile * 8", row.format("start"))
+    callers = ("indices + entry", row.format("out"), row.format("dout"), "left + tile * 8", row.format("start"))
     assert all(any(f"__ldg({array})" in line for array in callers) for line in found), found
 
 

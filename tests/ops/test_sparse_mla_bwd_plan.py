@@ -27,6 +27,8 @@ from cupymla_lab.subjects import Subject
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
     require_mirrored(cuda.Parameters, "sparse_mla_bwd/params.cuh")
+    own, file = cuda.SinkLseParameters, "sparse_mla_bwd/sink_lse.cuh"
+    require_mirrored(own, file, "SinkLseParameters", Parameters=cuda.Parameters)
 
 
 def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
@@ -115,21 +117,21 @@ def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) 
 def test_the_workspace_takes_what_the_readme_says(
     s_q: int, s_kv: int, topk: int, heads: int, batch: int | None, multiprocessors: int, flags: tuple[bool, ...]
 ) -> None:
-    """Its table, line by line; each of the twelve arrays is rounded up to 256 bytes."""
+    """Its table, line by line; each of the thirteen arrays is rounded up to 256 bytes."""
     deterministic, has_sink, has_dist, is_fp32 = flags
-    options = spec.Options(deterministic=deterministic)
+    options = spec.Options(deterministic=deterministic, attn_dist_sink=has_sink)
     sizes = {"s_q": s_q, "s_kv": s_kv, "topk": topk, "h_q": heads, "batch": batch}
     shared = replace(MLA, **sizes, has_sink=has_sink, options=options)  # type: ignore[arg-type]
     problem = replace(PROBLEM, shared=shared, has_attn_dist=has_dist, dkv_dtype="float32" if is_fp32 else "bfloat16")
     chosen = plan.plan(problem, HOPPER, multiprocessors)
     queries, rows = s_q * (batch or 1), s_kv * (batch or 1)
-    most = 12 * 255
+    most = 13 * 255
     if heads > 64:
         most += (rows + 64) * 576 * 4
     elif not is_fp32:
         most += rows * 576 * 4
     if has_sink:
-        most += queries * heads * 4
+        most += queries * heads * 4 * (2 if has_dist else 1)
     if chosen.queries > 1:
         most += (128 << 20) + chosen.query_groups * 4 + rows
     if chosen.in_order:
@@ -139,12 +141,14 @@ def test_the_workspace_takes_what_the_readme_says(
     if deterministic:
         most += max(5 << 28, topk * 576 * 4)
         most += max(128 << 20, (chosen.chunk * topk + rows) * 4)
-    assert chosen.workspace.bytes <= most
+    assert chosen.workspace.bytes <= min(most, plan.workspace_limit(problem))
 
 
 def test_parts_of_the_workspace_do_not_overlap() -> None:
-    layout = planned(options=ORDERED, has_sink=True).workspace
-    sizes = {"sums": 8 * 576, "sink_terms": 4 * 128, "partials": 4 * 8 * 576 // 2, "row_ends": 8, "entry_list": 4 * 8}
+    options = replace(ORDERED, attn_dist_sink=True)
+    layout = planned(replace(PROBLEM, has_attn_dist=True), options=options, has_sink=True).workspace
+    heads = {"sink_terms": 4 * 128, "sink_lse": 4 * 128}
+    sizes = {"sums": 8 * 576, **heads, "partials": 4 * 8 * 576 // 2, "row_ends": 8, "entry_list": 4 * 8}
     end = 0
     for name, words in sizes.items():
         start = getattr(layout, name)
@@ -217,7 +221,7 @@ def test_record_has_the_strides_of_every_array() -> None:
     dist = np.full((2, 5, 80), np.nan, np.float32)[:, :4, :65]
     views, problem = spec.read(**(arguments | {"attn_dist": dist}))
     outputs = [arguments["q"], arguments["kv"], np.zeros(64, np.float32)[::4]]
-    record = cuda.parameters(plan.plan(problem, HOPPER, 132), views, [tensor.view(a, "output") for a in outputs])
+    record: Any = cuda.parameters(plan.plan(problem, HOPPER, 132), views, [tensor.view(a, "output") for a in outputs])
 
     def expect(prefix: str, array: np.ndarray, names: tuple[str, ...]) -> None:
         for name, stride in zip(names, array.strides, strict=False):
@@ -235,6 +239,8 @@ def test_record_has_the_strides_of_every_array() -> None:
     expect("attn_sink", arguments["attn_sink"], ("head",))
     expect("d_sink", outputs[2], ("head",))
     assert (record.sums_batch, record.sums_token) == (50 * 576, 576)
+    record = cuda.sink_lse_parameters(views, problem.shared)
+    expect("dout", arguments["dout"], heads)
 
 
 @pytest.mark.parametrize("heads", [64, 128])
@@ -256,7 +262,7 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
-    attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
+    attention = [source for source in plan.sources() if dict(source.defines).get("CUPYMLA_STAGE") == 0]
     assert len(attention) == 2 * 16 + 8 + 4 + 12  # of neighbours, of packed rows, and of a CTA's
     blackwell = arch.named("sm_100f")
     assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
@@ -283,7 +289,7 @@ def test_a_cluster_makes_a_float32_dkv_from_its_sums() -> None:
         with pytest.raises(InputError, match="'bfloat16' or 'float16', got") as caught:
             plan.variant(arch.named(target), **(numbers | other), dtype="float32")
         assert caught.value.argument == "dtype"
-    assert {dict(source.defines)["CUPYMLA_FP16"] for source in plan.sources("sm_100f")} == {0, 1}
+    assert {v for source in plan.sources("sm_100f") for name, v in source.defines if name == "CUPYMLA_FP16"} == {0, 1}
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:

@@ -23,7 +23,7 @@ STORED_BY_WORDS = re.compile(r"\bSTG\.E(?!\.(?:64|128))\b")
 
 def attentions() -> list[KernelSource]:
     every = compiled("cupymla.ops.sparse_mla_bwd")
-    return [source for source in every if source.arch == "sm_90a" and dict(source.defines)["CUPYMLA_STAGE"] == 0]
+    return [source for source in every if source.arch == "sm_90a" and ("CUPYMLA_STAGE", 0) in source.defines]
 
 
 @pytest.mark.compile

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import pytest
+from plan_kit import require_mirrored
 
 from cupymla import arch
 from cupymla.device import Device
@@ -99,11 +98,4 @@ def test_what_no_kernel_serves_is_refused() -> None:
 
 
 def test_the_record_is_the_kernels() -> None:
-    text = (Path(__file__).parents[2] / "cuda/topk/sm80/params.cuh").read_text()
-    body = re.sub(r"//.*", "", text[text.index("struct Parameters {") : text.index("};")])
-    declared = [
-        name
-        for line in re.findall(r"(?:const )?u?int\d+_t\*? ([^;]+);", body)
-        for name in re.split(r",\s*", line.strip())
-    ]
-    assert declared == [name for name, *_ in cuda.Parameters._fields_]
+    require_mirrored(cuda.Parameters, "topk/sm80/params.cuh")

@@ -53,8 +53,7 @@ struct GradientConsumer {
   __device__ __forceinline__ void skip() {
     storage.full[ring.stage].wait(ring.full);
     if (storage.first[ring.stage] < 0) return;
-    __syncwarp();
-    if (lane == 0) storage.free[ring.stage].arrive();
+    storage.free[ring.stage].arrive();
     ring.advance();
   }
 
@@ -68,10 +67,7 @@ struct GradientConsumer {
     sm90::warpgroup_fence_operand(products);
     sm90::warpgroup_fence_operand(sums);
     if (!there) return false;
-    if (before >= 0) {
-      __syncwarp();
-      if (lane == 0) storage.free[before].arrive();
-    }
+    if (before >= 0) storage.free[before].arrive();
     before = stage;
     ring.advance();
     return true;

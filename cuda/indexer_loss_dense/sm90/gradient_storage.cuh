@@ -10,7 +10,7 @@
 // kept_full | 32 lanes of the producer warp         | consumers     | what both consumers keep is there
 // full[s]   | 32 lanes of the producer warp, and    | consumers     | a tile is in stage s, with its gradients; or
 //           | one again with bulk copies' bytes     |               | there are no more
-// free[s]   | 8 consumer warps                      | producer warp | stage s may be refilled
+// free[s]   | 256 consumers                         | producer warp | stage s may be refilled
 // landed    | one lane of the producer warp, with   | producer warp | a tile of which some rows have to become zero
 //           | TMA's bytes                           |               | is there
 // named 1   | 256 consumers                         | consumers     | `merged` is there (`dq`, where they share a tile)
@@ -69,7 +69,7 @@ __device__ __forceinline__ void init_barriers(Storage& storage) {
   storage.landed.init(1);
   for (int stage = 0; stage < Storage::kStages; ++stage) {
     storage.full[stage].init(32 + 1);
-    storage.free[stage].init(4 * kConsumers);
+    storage.free[stage].init(GradientWarpgroups::kConsumerThreads);
   }
   fence_mbarrier_init();
 }

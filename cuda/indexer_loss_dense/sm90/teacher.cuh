@@ -36,7 +36,7 @@ struct TeacherConsumer {
     return true;
   }
 
-  // Products with the next tile; false where there is none. The tile is to be let go of by `free`.
+  // Products with the next tile; false where there is none. The tile is to be let go of by `free_tile`.
   __device__ __forceinline__ bool next(float (&scores)[kScores], Streamed& streamed) {
     storage.full[ring.stage].wait(ring.full);
     streamed = storage.streamed[ring.stage];
@@ -48,7 +48,7 @@ struct TeacherConsumer {
       if (tile == TeacherConfig::kOrderTile) storage.order[1 - warpgroup_idx].arrive();
     });
     if (tiles == 0) {
-      for (int consumer = 0; consumer < kConsumers; ++consumer) free(consumer);
+      for (int consumer = 0; consumer < kConsumers; ++consumer) storage.free[consumer].arrive();
     }
     ++tiles;
     sm90::wgmma_wait<0>();
@@ -56,13 +56,8 @@ struct TeacherConsumer {
     return true;
   }
 
-  __device__ __forceinline__ void free(uint32_t buffer) const {
-    __syncwarp();
-    if (lane == 0) storage.free[buffer].arrive();
-  }
-
   __device__ __forceinline__ void free_tile() {
-    free(ring.stage);
+    storage.free[ring.stage].arrive();
     ring.advance();
   }
 

@@ -6,7 +6,7 @@
 // ---------+-----------------------------------------+-------------+--------------------------------------------------
 // full[b]  | 32 lanes of the producer warp, and one  | consumers   | a tile is in buffer b, with what goes with it; or
 //          | again with TMA's bytes                  |             | there are no more
-// free[b]  | 8 consumer warps                        | producer    | buffer b may be refilled
+// free[b]  | 256 consumers                           | producer    | buffer b may be refilled
 // order[c] | 128 threads of the other consumer       | consumer c  | the other's products are all but issued: c may
 //          |                                         |             | issue its next
 //
@@ -55,7 +55,7 @@ static_assert(sizeof(TeacherStorage) <= 227 * 1024);
 __device__ __forceinline__ void init_barriers(TeacherStorage& storage) {
   for (int buffer = 0; buffer < TeacherConfig::kBuffers; ++buffer) {
     storage.full[buffer].init(32 + 1);
-    storage.free[buffer].init(4 * kConsumers);
+    storage.free[buffer].init(TeacherConfig::kConsumerThreads);
   }
   for (auto& order : storage.order) order.init(TeacherConfig::kWarpgroup);
   fence_mbarrier_init();

@@ -266,24 +266,21 @@ def _gradients(setting: _Setting, known: dict[str, Any]) -> dict[str, Any]:
     selection = {name: known[name] for name in ("indices", "topk_length") if name in known}
     options, indexer = dict(setting.attention), "daux" in known
     grads: dict[str, Any] = {}
-    if indexer and setting.attn_dist_sink:
-        # As if the sink were another key: what is P then is what the distribution adds up.
-        sink, lse = known.pop("attn_sink"), known["lse"]
-        known["lse"], share = _with_sink(lse, sink, options["lse_base"])
-        if "dout" in known:
-            delta = (known["out"].astype(jnp.float32) * known["dout"].astype(jnp.float32)).sum(-1)
-            terms = jnp.where(jnp.isposinf(lse), 0, share * delta)
-            grads["attn_sink"] = -terms.sum(range(terms.ndim - 1))
+    counts_sink = indexer and setting.attn_dist_sink
     if "dout" in known:
         arrays = {n: known[n] for n in (*_ATTENTION, "out", "dout", "lse") if n in known}
         names = ["q", "kv", *(["attn_sink"] if "attn_sink" in known else []), *(["target"] if indexer else [])]
-        made = public(declared("sparse_mla_bwd"))(**arrays, **selection, **options, return_attn_dist=indexer)
+        asked = {"return_attn_dist": indexer, "attn_dist_sink": counts_sink}
+        made = public(declared("sparse_mla_bwd"))(**arrays, **selection, **options, **asked)
         grads |= dict(zip(names, made, strict=True))
     if not indexer:
         return grads
     target = grads.pop("target", None)
     if target is None:
         arrays = {name: known[name] for name in ("q", "kv", "lse")}
+        if counts_sink:
+            unit = math.log(2) if options["lse_base"] == "2" else 1.0
+            arrays["lse"] = jnp.logaddexp(arrays["lse"] * unit, known["attn_sink"]) / unit
         chosen = {name: value for name, value in options.items() if name != "deterministic"}
         target = public(declared("attn_dist"))(**arrays, **selection, **chosen)
     scale = known["daux"] * known["loss_weight"]
@@ -301,12 +298,6 @@ def _gradients(setting: _Setting, known: dict[str, Any]) -> dict[str, Any]:
     grads |= dict(zip(_INDEXER, made, strict=True))
     grads["loss_weight"] = known["daux"] * jnp.where(differs, jnp.nan, loss)
     return grads
-
-
-def _with_sink(lse: Any, attn_sink: Any, base: str) -> tuple[Any, Any]:
-    """The log-sum-exp with the sink, in the same base, and the sink's share of the softmax."""
-    unit = math.log(2) if base == "2" else 1.0
-    return jnp.logaddexp(lse * unit, attn_sink) / unit, jax.nn.sigmoid(attn_sink - lse * unit)
 
 
 def _differs(indices: Any, topk_length: Any, axis_name: str) -> Any:

@@ -63,7 +63,7 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None,
+    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
     return_attn_dist: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -73,7 +73,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[True],
+    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+    return_attn_dist: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -82,7 +83,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, return_attn_dist: bool,
+    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+    return_attn_dist: bool,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -91,7 +93,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[False] = False,
+    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+    return_attn_dist: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -100,7 +103,7 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[True],
+    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
@@ -109,7 +112,7 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: bool,
+    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: bool,
 ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 

@@ -234,22 +234,18 @@ class _Gradients(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         attention, deterministic = {"topk_length": topk_length, **options["attention"]}, options["deterministic"]
         grads: list[Any] = []
-        target, d_sink = None, None
-        if daux is not None and options["attn_dist_sink"]:
-            # As if the sink were another key: what is P then is what the distribution adds up.
-            whole, share = _with_sink(lse, attn_sink, attention["lse_base"])
-            if dout is not None:
-                delta = (out.float() * dout.float()).sum(-1)
-                d_sink = -torch.where(torch.isposinf(lse), 0, share * delta).flatten(0, -2).sum(0)
-            lse, attn_sink = whole, None
+        target, counts_sink = None, daux is not None and options["attn_dist_sink"]
         if dout is not None:
             given = {"attn_sink": attn_sink, "deterministic": deterministic, "return_attn_dist": daux is not None}
+            given["attn_dist_sink"] = counts_sink
             grads = [*_SPARSE_MLA_BWD(q, kv, out, dout, lse, indices, **given, **attention)]
             target = grads.pop() if daux is not None else None
-            grads += [] if d_sink is None else [d_sink]
         if daux is None:
             return tuple(grads)
         if target is None:
+            if counts_sink:
+                unit = math.log(2) if attention["lse_base"] == "2" else 1.0
+                lse = torch.logaddexp(lse * unit, attn_sink.expand(lse.shape)) / unit
             target = _ATTN_DIST(q, kv, indices, lse, **attention)
         if options["group"] is not None:
             dist.all_reduce(target, group=options["group"])
@@ -266,12 +262,6 @@ class _Gradients(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise UnsupportedError(f"{OPERATOR}: a gradient of its gradient", "every device", "first gradients")
-
-
-def _with_sink(lse: Any, attn_sink: Any, base: str) -> tuple[Any, Any]:
-    """The log-sum-exp with the sink, in the same base, and the sink's share of the softmax."""
-    unit = math.log(2) if base == "2" else 1.0
-    return torch.logaddexp(lse * unit, attn_sink.expand(lse.shape)) / unit, torch.sigmoid(attn_sink - lse * unit)
 
 
 def _require_same(indices: Any, topk_length: Any, group: Any) -> None:

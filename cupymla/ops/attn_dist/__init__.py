@@ -41,7 +41,8 @@ def attn_dist(
         kv: [s_kv, d_qk] or [s_kv, 1, d_qk], q's dtype. The last axis of q and kv is contiguous, other strides are any
             multiple of 16 bytes, the address is a multiple of 16 bytes.
         indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
-        lse: [s_q, h_q] float32, any strides: the forward's, without a sink.
+        lse: [s_q, h_q] float32, any strides: the forward's, or one that counts further keys or a sink: dist is then
+            the entries' part of that softmax.
         sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
         topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
         causal: mask keys past the query's own position.

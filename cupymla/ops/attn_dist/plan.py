@@ -13,6 +13,7 @@ from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES
 from ..query_assignment import assign_queries
 from ..rows_in_order import named_by_any
+from ..variants import BOTH, require_choice, require_target
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -231,18 +232,10 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in SOURCES:
-        supported = "Hopper (sm_90a), Blackwell (sm_100f), or the CPU"
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", supported)
-    if type(d_qk) is not int or d_qk not in D_QK:
-        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
-    if type(block_heads) is not int or block_heads not in BLOCK_HEADS:
-        raise InputError("block_heads", "64 or 128", shown(block_heads), OPERATOR)
+    require_target(OPERATOR, arch, SOURCES, BOTH)
+    require_choice(OPERATOR, d_qk=(d_qk, D_QK), dtype=(dtype, DTYPES), block_heads=(block_heads, BLOCK_HEADS))
     counts = (1, GROUP_SIZE) if arch.name in GROUP_SOURCES else (1,)
-    if type(queries) is not int or queries not in counts:
-        raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
+    require_choice(OPERATOR, f" on {arch.name}", queries=(queries, counts))
     defines = (("CUPYMLA_D_QK", d_qk), ("CUPYMLA_FP16", int(dtype == "float16")))
     if queries != 1:
         return KernelSource(GROUP_SOURCES[arch.name], GROUP_KERNEL, defines, arch.name)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import InputError, UnsupportedError, shown
 from ..indexer_validation import CHANNELS
 from ..mla import DTYPES
+from ..variants import FLAGS, every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_bwd/sm90/indexer_bwd.cu"
@@ -138,18 +138,9 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
-    if type(stage) is not str or stage not in STAGES:
-        raise InputError("stage", " or ".join(map(repr, STAGES)), shown(stage), OPERATOR)
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", " or ".join(map(repr, DTYPES)), shown(dtype), OPERATOR)
-    if type(channels) is not int or channels not in CHANNELS:
-        raise InputError("channels", "64 or 128", shown(channels), OPERATOR)
-    if type(heads) is not int or heads not in HEADS:
-        raise InputError("heads", "16, 32 or 64", shown(heads), OPERATOR)
-    if type(deterministic) is not bool:
-        raise InputError("deterministic", "True or False", shown(deterministic), OPERATOR)
+    require_target(OPERATOR, arch)
+    choices = {"stage": (stage, STAGES), "dtype": (dtype, DTYPES), "channels": (channels, CHANNELS)}
+    require_choice(OPERATOR, **choices, heads=(heads, HEADS), deterministic=(deterministic, FLAGS))
     defines = (
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("bound", "gradients"))),
@@ -174,15 +165,5 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
-    made = (
-        variant(
-            arches.named(name), stage=stage, dtype=dtype, channels=channels, heads=heads, deterministic=deterministic
-        )
-        for name in TARGETS
-        for stage in STAGES
-        for dtype in DTYPES
-        for channels in CHANNELS
-        for heads in HEADS
-        for deterministic in (False, True)
-    )
-    return tuple(dict.fromkeys(made))
+    numbers = {"stage": STAGES, "dtype": DTYPES, "channels": CHANNELS, "heads": HEADS}
+    return every(variant, TARGETS, **numbers, deterministic=FLAGS[::-1])

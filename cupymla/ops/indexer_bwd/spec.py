@@ -105,10 +105,7 @@ def read(
     )
     options = validation.chosen(ARGUMENTS, causal, q_start, k_stride, relu, deterministic, dk_dtype)
     problem = Problem(**sizes, weights_dtype=views.weights.dtype, options=options, device=views.q.device)
-    (dq_shape, dq_type), (dk_shape, dk_type), (dweights_shape, dweights_type) = problem.results
-    views.dq = validation.shaped(dq, "dq", dq_shape, (dq_type,), "rows", output=True)
-    views.dk = validation.shaped(dk, "dk", dk_shape, (dk_type,), "rows", output=True)
-    views.dweights = validation.shaped(dweights, "dweights", dweights_shape, (dweights_type,), output=True)
+    validation.outputs(views, problem.results, dq=dq, dk=dk, dweights=dweights)
     views.workspace = validation.workspace(workspace, views.q)
     validation.separate()
     return views, problem

@@ -8,8 +8,8 @@ from typing import Literal
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import InputError, UnsupportedError, shown
-from ..indexer_validation import CHANNELS, MAX_HEADS
+from ..indexer_validation import CHANNELS
+from ..variants import FLAGS, require_choice, require_target
 from ..work_assignment import WorkAssignment
 from .spec import DTYPES, OPERATOR, Problem
 
@@ -106,16 +106,9 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", " or ".join(map(repr, DTYPES)), shown(dtype), OPERATOR)
-    if type(channels) is not int or channels not in CHANNELS:
-        raise InputError("channels", "64 or 128", shown(channels), OPERATOR)
-    if type(heads) is not int or heads not in HEADS:
-        raise InputError("heads", f"8, 16, 32, 64 or {MAX_HEADS}", shown(heads), OPERATOR)
-    if type(filled) is not bool:
-        raise InputError("filled", "True or False", shown(filled), OPERATOR)
+    require_target(OPERATOR, arch)
+    choices = {"dtype": (dtype, DTYPES), "channels": (channels, CHANNELS), "heads": (heads, HEADS)}
+    require_choice(OPERATOR, **choices, filled=(filled, FLAGS))
     defines = (
         ("CUPYMLA_TYPE", DTYPES.index(dtype)),
         ("CUPYMLA_D", channels),

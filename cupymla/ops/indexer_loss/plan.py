@@ -5,9 +5,9 @@ from __future__ import annotations
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import InputError, UnsupportedError, shown
 from ..indexer_validation import CHANNELS
 from ..mla import DTYPES
+from ..variants import FLAGS, every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_loss/sm90/indexer_loss.cu"
@@ -40,16 +40,9 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", " or ".join(map(repr, DTYPES)), shown(dtype), OPERATOR)
-    if type(channels) is not int or channels not in CHANNELS:
-        raise InputError("channels", "64 or 128", shown(channels), OPERATOR)
-    if type(heads) is not int or heads not in HEADS:
-        raise InputError("heads", "16, 32, 64 or 128", shown(heads), OPERATOR)
-    if type(filled) is not bool:
-        raise InputError("filled", "True or False", shown(filled), OPERATOR)
+    require_target(OPERATOR, arch)
+    choices = {"dtype": (dtype, DTYPES), "channels": (channels, CHANNELS), "heads": (heads, HEADS)}
+    require_choice(OPERATOR, **choices, filled=(filled, FLAGS))
     defines = (
         ("CUPYMLA_FP16", int(dtype == "float16")),
         ("CUPYMLA_D", channels),
@@ -71,11 +64,4 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
-    return tuple(
-        variant(arches.named(name), dtype=dtype, channels=channels, heads=heads, filled=filled)
-        for name in TARGETS
-        for dtype in DTYPES
-        for channels in CHANNELS
-        for heads in HEADS
-        for filled in (False, True)
-    )
+    return every(variant, TARGETS, dtype=DTYPES, channels=CHANNELS, heads=HEADS, filled=FLAGS[::-1])

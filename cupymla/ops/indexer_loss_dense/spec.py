@@ -151,11 +151,7 @@ def read(
         arrays["weights"].dtype,
         options,
     )
-    (row_shape, row_type), (dq_shape, dq_type), (dk_shape, dk_type), (heads_shape, heads_type) = problem.results
-    views.loss = validation.shaped(loss, "loss", row_shape, (row_type,), output=True)
-    views.dq = validation.shaped(dq, "dq", dq_shape, (dq_type,), "rows", output=True)
-    views.dk = validation.shaped(dk, "dk", dk_shape, (dk_type,), "rows", output=True)
-    views.dweights = validation.shaped(dweights, "dweights", heads_shape, (heads_type,), output=True)
+    validation.outputs(views, problem.results, loss=loss, dq=dq, dk=dk, dweights=dweights)
     views.workspace = validation.workspace(workspace, views.q)
     validation.separate()
     return views, problem

@@ -10,11 +10,11 @@ from typing import Literal
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import UnsupportedError
 from ..indexer_logits import plan as scoring
 from ..indexer_logits.spec import DTYPES
 from ..topk import plan as selection
 from ..topk import spec as selection_spec
+from ..variants import require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "indexer_topk/sm90/indexer_topk.cu"
@@ -241,15 +241,9 @@ def candidates(problem: Problem, part: Filtered, arch: Arch) -> selection.Plan:
 
 def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) -> selection.Plan:
     """The launch that selects from a chunk's scores. Raises UnsupportedError."""
-    require(arch)
+    require_target(OPERATOR, arch)
     chosen = selection.plan(problem, arch, multiprocessors)
     return replace(chosen, source=variant(arch, own=chosen.own, clustered=bool(chosen.own) and chosen.cluster > 1))
-
-
-def require(arch: Arch) -> None:
-    """Raise UnsupportedError when the target has no kernel."""
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
 
 
 Stage = Literal["select", "thresholds", "candidates", "flagged"]
@@ -263,7 +257,7 @@ def variant(arch: Arch, *, own: int = 0, clustered: bool = False, stage: Stage =
 
     Raises UnsupportedError when there is none.
     """
-    require(arch)
+    require_target(OPERATOR, arch)
     stages = (("CUPYMLA_STAGE", STAGES.index(stage)),) if stage != "select" else ()
     return KernelSource(SOURCE, OPERATOR, (*selection.short_defines(own, clustered), *stages), arch.name)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import UnsupportedError
 from ..indexer_logits import plan as dense
 from ..topk import plan as selection
 from ..topk import spec as selection_spec
+from ..variants import require_target
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -98,7 +98,7 @@ def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) ->
 
     Raises UnsupportedError.
     """
-    _require(arch)
+    require_target(OPERATOR, arch)
     if (short := selection.short_plan(problem, arch, multiprocessors)) is not None:
         # CTAs come while those that score end: the first multiprocessors that are free would get more than one.
         alone = _ALONE_BYTES if short.ctas <= multiprocessors else 0
@@ -127,25 +127,20 @@ def scoring_variant(
     arch: Arch, *, dtype: str = "float8_e4m3fn", channels: int = 128, heads: int = 64, filled: bool = False
 ) -> KernelSource:
     """A variant of the kernel that scores; arguments and errors as those of `indexer_logits`'."""
-    _require(arch)
+    require_target(OPERATOR, arch)
     like = dense.variant(arch, dtype=dtype, channels=channels, heads=heads, filled=filled)
     return replace(like, path=f"{OPERATOR}/sm90/{SCORING}.cu", entry=SCORING)
 
 
 def variant(arch: Arch, *, own: int = 0, clustered: bool = False) -> KernelSource:
     """The kernel that selects; arguments as of `topk.plan.variant`. Raises UnsupportedError when there is none."""
-    _require(arch)
+    require_target(OPERATOR, arch)
     defines = selection.short_defines(own, clustered)
     return KernelSource(f"{OPERATOR}/sm90/{OPERATOR}.cu", OPERATOR, defines, arch.name)
 
 
 def _selections(arch: Arch) -> tuple[KernelSource, ...]:
     return tuple(variant(arch, own=own, clustered=clustered) for own, clustered in selection.short_variants(True))
-
-
-def _require(arch: Arch) -> None:
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:

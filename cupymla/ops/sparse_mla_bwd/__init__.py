@@ -31,6 +31,7 @@ def sparse_mla_bwd(
     dq: Any = None,
     dkv: Any = None,
     dkv_dtype: Literal["float32"] | None = None,
+    attn_dist_sink: bool = False,
     d_sink: Any = None,
     workspace: Any = None,
     check_indices: bool = False,
@@ -69,11 +70,13 @@ def sparse_mla_bwd(
         lse_base: "e" or "2": the base lse is in.
         deterministic: give the same bits on every run.
         attn_dist: array to write, [s_q, topk] float32, the last axis contiguous: receives what `attn_dist(q, kv,
-            indices, lse)` returns, which is at hand here. As there, the sink has no part in it.
+            indices, lse)` returns, which is at hand here.
         dq: array to write, q's shape and dtype, with strides as q's may have.
         dkv: array to write, kv's shape, with strides as kv's may have. It is overwritten, not added to.
         dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding and, but for more than 64
             heads on Hopper, the workspace for sums.
+        attn_dist_sink: let the sink have its part of each head's softmax in attn_dist, as it has in out; False without
+            attn_sink. attn_dist is then that of the lse log(exp(lse) + exp(attn_sink)).
         d_sink: array to write, [h_q] float32; only with attn_sink.
         workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
             `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
@@ -93,5 +96,5 @@ def sparse_mla_bwd(
     Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), with one array for keys and values.
     """
     inputs = (q, kv, out, dout, lse, indices, topk_length, attn_sink)
-    options = (causal, q_start, k_stride, sm_scale, lse_base, deterministic, dkv_dtype)
+    options = (causal, q_start, k_stride, sm_scale, lse_base, deterministic, dkv_dtype, attn_dist_sink)
     return CALLS(inputs, options, (attn_dist, dq, dkv, d_sink, workspace), check_indices, stream)  # type: ignore[no-any-return]

@@ -30,6 +30,7 @@ CHOICES = {
             ("columns_outermost_in_order", "two_phase._ALL_COLUMNS_BYTES=-1.0"),
             ("columns_outermost_in_order", "plan._ORDER_GAIN=-1.0"),
         ),
+        beside=("sparse_mla_bwd_sink_lse",),
     ),
     "sparse_mla_bwd_packed": Choice("plan._MARGIN=1e9", intents=("packed_queries",)),
     "sparse_mla_bwd_stored": Choice(
@@ -37,6 +38,9 @@ CHOICES = {
         intents=("stored", "stored_queries"),
         further=(("stored_queries", "plan._MARGIN=1e9"),),
         beside=("sparse_mla_bwd", "sparse_mla_bwd_packed"),
+    ),
+    "sparse_mla_bwd_sink_lse": Choice(
+        (), intents=("sink_lse",), beside=("sparse_mla_bwd", "sparse_mla_bwd_packed", "sparse_mla_bwd_stored")
     ),
 }
 
@@ -52,6 +56,7 @@ BENCH: tuple[MlaCase, ...] = (
     sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
     *(sized(h, 576, 2048, 4096, 8192, "_dist", wants_dist=True) for h in (128, 16)),
     sized(128, 576, 2048, 4096, 32768, "_dist", wants_dist=True),
+    sized(128, 576, 2048, 4096, 8192, "_dist_sink", wants_dist=True, sink="finite", attn_dist_sink=True),
 )
 
 DEMO = sized(128, 576, 2048, 1, 4096, intent="shapes", selection="full")

@@ -55,6 +55,24 @@ class Parameters(ctypes.Structure):
     )
 
 
+class SinkLseParameters(ctypes.Structure):
+    """Mirrors `SinkLseParameters` in cuda/sparse_mla_bwd/sink_lse.cuh."""
+
+    _fields_ = (
+        ("common", Parameters),
+        *((name, ctypes.c_void_p) for name in ("dout", "sink_lse")),
+        *((name, ctypes.c_int64) for name in ("dout_batch_bytes", "dout_query_bytes", "dout_head_bytes")),
+        ("is_fp16", ctypes.c_int32),
+    )
+
+
+def sink_lse_parameters(views: Views, shared: MlaProblem[MaskOptions]) -> SinkLseParameters:
+    """What the stage `sink_lse` has beside the others, without addresses."""
+    record = SinkLseParameters(is_fp16=shared.dtype == "float16")
+    record.dout_batch_bytes, record.dout_query_bytes, record.dout_head_bytes = _bytes(views.dout, shared)
+    return record
+
+
 def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Parameters:
     """The record without addresses.
 
@@ -151,6 +169,12 @@ def _list_bytes(chosen: plan.Plan) -> dict[str, int]:
     }
 
 
+def make_sink_a_key(attending: Parameters, sink_lse: int, shared: MlaProblem[MaskOptions]) -> None:
+    """Let the record of an attention have the lse with the sink, which is at `sink_lse`, and no sink."""
+    attending.lse, attending.attn_sink, attending.sink_terms = sink_lse, None, None
+    attending.lse_batch, attending.lse_query, attending.lse_head = shared.s_q * shared.h_q, shared.h_q, 1
+
+
 def put_in_order(listed: Parameters, record: Parameters, chosen: plan.Plan, begin: int) -> None:
     """Make `listed` the record of an attention that takes what `sort` has listed from query `begin` on in the place of
     indices, and leaves the distribution for `scatter`."""
@@ -190,7 +214,9 @@ class Binding:
         self.plan = plan.plan(problem, arch, multiprocessors)
         self.workspace_bytes = self.plan.workspace.bytes
         self._parameters = parameters(self.plan, views, outputs)
-        self._listed = Parameters() if self.plan.in_order else self._parameters  # the attention's
+        counts_sink = problem.counts_sink
+        self._sink = sink_lse_parameters(views, problem.shared) if counts_sink else None
+        self._attending = Parameters() if self.plan.in_order or counts_sink else self._parameters
         self._pointers: tuple[int, int, int] | None = None
         self._lists: list[tuple[str, int, int]] = []  # of the first chunk: names, addresses, bytes of a chunk
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
@@ -209,13 +235,14 @@ class Binding:
         source = self.plan.source(step.stage)
         kernel = build.kernel(source, device.index)
         facts = kernel.facts
-        check_record(source, facts, Parameters)
+        alone = self._sink if step.stage == "sink_lse" else None
+        check_record(source, facts, Parameters if alone is None else SinkLseParameters)
         if step.stage in ATTENDING and facts["block_heads"] != self.plan.block_heads:
             raise CompileError(source.path, f"{self.plan.block_heads} heads a head block, not {facts['block_heads']}")
         geometry = Geometry(step.grid, facts["threads"], facts["smem_bytes"], facts["cluster"], pdl=dependent)
         count = self.plan.maps if step.stage in ATTENDING else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
-        record = self._listed if step.stage in ATTENDING else self._parameters
+        record = alone or (self._attending if step.stage in ATTENDING else self._parameters)
         given: tuple[LaunchParameter, ...] = (*maps, record)
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
@@ -224,6 +251,8 @@ class Binding:
         """Set every address. The views' layouts are those the binding was made for."""
         point(self._parameters, self.plan, views, outputs, workspace)
         record = self._parameters
+        if self._sink is not None:
+            self._sink.dout, self._sink.sink_lse = views.dout.ptr, workspace + (self.plan.workspace.sink_lse or 0)
         sizes = _list_bytes(self.plan) if self.plan.lists > 1 else {}
         starts = {name: getattr(record, name) for name in sizes}
         self._lists = [(name, start, sizes[name]) for name, start in starts.items() if start is not None]
@@ -252,18 +281,32 @@ class Binding:
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
         for launcher, step in self._steps:
-            record = self._parameters
-            if self.plan.in_order and step.stage in ATTENDING:
-                record = self._listed
-                put_in_order(record, self._parameters, self.plan, step.query_begin)
-            elif self.plan.lists > 1:
+            if self.plan.lists > 1:
                 self._take_list(step.list)
+            record = self._record(step)
             record.query_begin, record.query_end, record.has_dependent = (
                 step.query_begin,
                 step.query_end,
                 step.has_dependent,
             )
             launcher(stream)
+
+    def _record(self, step: Launch) -> Parameters:
+        """What a step's kernel is given."""
+        sink, record = self._sink, self._parameters
+        if step.stage == "sink_lse" and sink is not None:
+            sink.common = record
+            common: Parameters = sink.common
+            return common
+        if step.stage not in ATTENDING or self._attending is record:
+            return record
+        if self.plan.in_order:
+            put_in_order(self._attending, record, self.plan, step.query_begin)
+        else:
+            ctypes.pointer(self._attending)[0] = record
+        if sink is not None:
+            make_sink_a_key(self._attending, sink.sink_lse, self.plan.problem.shared)
+        return self._attending
 
     def _take_list(self, number: int) -> None:
         """Point the record to what that chunk has of the lists; to all of them for number 0."""

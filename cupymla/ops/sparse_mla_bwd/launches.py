@@ -20,9 +20,10 @@ Stage = Literal[
     "scatter",
     "p_ds",
     "dq_dkv",
+    "sink_lse",
 ]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""What the translation units can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
+STAGES: tuple[Stage, ...] = get_args(Stage)[:-1]
+"""What the translation units can be compiled to; a stage's place here is its CUPYMLA_STAGE. `sink_lse` has its own."""
 
 ATTENDING: tuple[Stage, ...] = ("attention", "p_ds", "dq_dkv")
 """Those of them that take tensor maps, of q and dout among them, and a query's entries."""
@@ -69,6 +70,7 @@ class Workspace:
         sums: fp32 [batch * s_kv, d_qk], for a cluster on sm_90a with `SPARE_ROWS` more; where dkv is not added to
             itself.
         sink_terms: fp32 [queries, h_q], with a sink.
+        sink_lse: fp32 [queries, h_q], lse with the sink, where the distribution counts it.
         partials: fp32 [chunk, queries * topk, d_qk], or two bytes each where rows are packed; when deterministic.
         row_ends: int32 [lists, batch * s_kv], when deterministic and queries are not packed.
         entry_list: int32 [lists, chunk, topk], likewise.
@@ -85,6 +87,7 @@ class Workspace:
 
     sums: int | None
     sink_terms: int | None
+    sink_lse: int | None
     partials: int | None
     row_ends: int | None
     entry_list: int | None

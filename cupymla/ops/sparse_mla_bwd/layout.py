@@ -49,6 +49,7 @@ def workspace(
     sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
     sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
     sink_terms = part(shared.has_sink, all_tokens(problem) * shared.h_q)
+    sink_lse = part(problem.counts_sink, all_tokens(problem) * shared.h_q)
     partials = part(ordered, chunk * partial_bytes(problem, packed, queries) // 4)
     grouped = queries > 1
     by_entries = ordered and not grouped
@@ -57,6 +58,7 @@ def workspace(
     return Workspace(
         sums=sums,
         sink_terms=sink_terms,
+        sink_lse=sink_lse,
         partials=partials,
         row_ends=row_ends,
         entry_list=entry_list,

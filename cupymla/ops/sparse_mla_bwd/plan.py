@@ -14,6 +14,7 @@ from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
+from ..variants import BOTH, FLAGS, require_choice, require_target
 from . import stored, two_phase
 from .launches import ATTENDING, STAGES, Launch, Stage, Workspace
 from .layout import PART_ALIGNMENT, workspace
@@ -43,6 +44,9 @@ call is bound. The CTAs of a cluster have half of the channels of all of them ea
 
 FOLDERS = {"sm_90a": "sm90", "sm_100f": "sm100"}
 """Where each target's kernels lie."""
+
+SINK_LSE_KERNEL, SINK_LSE_SOURCE = "sparse_mla_bwd_sink_lse", "sparse_mla_bwd/sm90/sparse_mla_bwd_sink_lse.cu"
+"""The kernel of the stage `sink_lse`, which has no variants, and its source for every target."""
 
 GROUP_KERNEL = "sparse_mla_bwd_packed"
 """The kernel for packed queries."""
@@ -182,6 +186,8 @@ class Plan:
     def source(self, stage: Stage) -> KernelSource:
         """What to compile for a stage."""
         shared = self.problem.shared
+        if stage == "sink_lse":
+            return KernelSource(SINK_LSE_SOURCE, SINK_LSE_KERNEL, (), self.arch.name)
         if self.packed and not self.is_cluster and stage in stored.stages(self.queries):
             return stored.variant(self.arch, stage, shared.d_qk, shared.dtype, self.queries)
         written = self.problem.dkv_dtype if stage == "round" else shared.dtype
@@ -204,6 +210,8 @@ class Plan:
 
     def _in_order(self) -> Iterator[Launch]:
         yield Launch("zero", self.row_ctas, 0, self.tokens)
+        if self.problem.counts_sink:
+            yield Launch("sink_lse", self.tokens, 0, self.tokens)
         if self.problem.shared.options.deterministic:
             yield from self._in_fixed_order()
             yield from self._last()
@@ -466,28 +474,17 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in FOLDERS:
-        supported = "Hopper (sm_90a), Blackwell (sm_100f), or the CPU"
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", supported)
-    if type(stage) is not str or stage not in STAGES:
-        raise InputError("stage", "one of " + ", ".join(STAGES), shown(stage), OPERATOR)
-    if type(d_qk) is not int or d_qk not in D_QK:
-        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(block_heads) is not int or block_heads not in BLOCK_HEADS:
-        raise InputError("block_heads", "64 or 128", shown(block_heads), OPERATOR)
-    for name, flag in (("partials", partials), ("packed", packed)):
-        if type(flag) is not bool:
-            raise InputError(name, "True or False", shown(flag), OPERATOR)
+    require_target(OPERATOR, arch, FOLDERS, BOTH)
+    choices = {"stage": (stage, STAGES), "d_qk": (d_qk, D_QK), "block_heads": (block_heads, BLOCK_HEADS)}
+    require_choice(OPERATOR, **choices, partials=(partials, FLAGS), packed=(packed, FLAGS))
     counts = (1, *GROUP_HEADS) if arch.name in GROUP_SOURCES else (1,)
-    if type(queries) is not int or queries not in counts:
-        raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
+    require_choice(OPERATOR, f" on {arch.name}", queries=(queries, counts))
     is_cluster = queries == 1 and _is_cluster(arch.name, block_heads)
     if packed and not (is_cluster and partials):
         expected = "False but with partials=True and block_heads=128 on sm_90a"
         raise InputError("packed", expected, shown(packed), OPERATOR)
     dtypes = _dtypes(stage, is_cluster)
-    if type(dtype) is not str or dtype not in dtypes:
-        raise InputError("dtype", " or ".join(map(repr, dtypes)), shown(dtype), OPERATOR)
+    require_choice(OPERATOR, dtype=(dtype, dtypes))
     if queries > 1:
         return _group_variant(arch, stage, d_qk, dtype, partials, queries)
     if stage not in _single_stages(arch.name):
@@ -508,7 +505,7 @@ def variant(
     return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
 
 
-def _group_variant(arch: Arch, stage: Stage, d_qk: int, dtype: str, partials: bool, queries: int) -> KernelSource:
+def _group_variant(arch: Arch, stage: str, d_qk: int, dtype: str, partials: bool, queries: int) -> KernelSource:
     """A kernel for packed queries, of checked numbers."""
     if partials or stage not in GROUP_STAGES:
         argument, got = ("partials", shown(partials)) if partials else ("stage", shown(stage))
@@ -534,7 +531,8 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         for stage in stages
         for dtype in _dtypes(stage, _is_cluster(name, numbers["block_heads"]))
     )
-    return (*dict.fromkeys(found), *stored.sources(arch_name))
+    alone = (KernelSource(SINK_LSE_SOURCE, SINK_LSE_KERNEL, (), n) for n in FOLDERS if arch_name in (None, n))
+    return (*dict.fromkeys(found), *stored.sources(arch_name), *alone)
 
 
 def _is_cluster(arch_name: str, block_heads: int) -> bool:

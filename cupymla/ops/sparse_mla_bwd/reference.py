@@ -49,11 +49,13 @@ def sparse_mla_bwd(
     deterministic: bool = False,
     attn_dist: Array | None = None,
     dkv_dtype: str | None = None,
+    attn_dist_sink: bool = False,
     precision: Precision = "float64",
 ) -> tuple[Array, ...]:
     """(dq, dkv), and d_sink when there is a sink; arguments and shapes as the public function's.
 
-    `attn_dist` is filled when given. `deterministic` changes nothing here: the result is always the same bits.
+    `attn_dist` is filled when given. With `attn_dist_sink` as well, P is made with the lse that has the sink, which
+    "same" rounds to fp32. `deterministic` changes nothing here: the result is always the same bits.
 
     precision="float64": everything in float64 and returned in float64, nothing rounded.
 
@@ -81,7 +83,7 @@ def sparse_mla_bwd(
                 arithmetic.up(douts[place]),
                 natural(arithmetic.up(norms[place]), lse_base),
             )
-            step = _differentiate(rows, block, scale, sink, arithmetic)
+            step = _differentiate(rows, block, scale, sink, arithmetic, attn_dist_sink and dist is not None)
             dq[place] = step.dq
             np.add.at(dkv[block.batch], block.tokens[block.valid], step.dkeys[block.valid])
             d_sink += step.d_sink
@@ -114,14 +116,17 @@ class _Step:
     dist: Array
 
 
-def _differentiate(rows: _Rows, block: Block, scale: float, sink: Array | None, arithmetic: Arithmetic) -> _Step:
+def _differentiate(
+    rows: _Rows, block: Block, scale: float, sink: Array | None, arithmetic: Arithmetic, counts_sink: bool
+) -> _Step:
     factor = arithmetic.real.type(scale)
-    p = probabilities(arithmetic.product(rows.q, transposed(block.keys)) * factor, rows.lse, block.valid)
+    lse = np.logaddexp(rows.lse, sink) if sink is not None and counts_sink else rows.lse
+    p = probabilities(arithmetic.product(rows.q, transposed(block.keys)) * factor, lse, block.valid)
     dist = p.sum(axis=1)
     delta = np.sum(rows.out * rows.dout, axis=-1)
     d_sink = np.zeros(rows.q.shape[1], arithmetic.real)
     if sink is not None:
-        p = p * sink_share(rows.lse, sink)[..., None]
+        p = p if counts_sink else p * sink_share(rows.lse, sink)[..., None]
         # exp(sink - L) is what sink_share leaves of 1, here without the subtraction.
         weights = sink_share(np.broadcast_to(sink, rows.lse.shape), rows.lse)
         d_sink = -np.sum(np.where(block.occupied[:, None], weights * delta, 0), axis=0)

@@ -41,10 +41,12 @@ class Options(mla.SoftmaxOptions):
     Attributes:
         deterministic: whether every run has to give the same bits.
         dkv_dtype: dtype of dkv: None for kv's, or "float32".
+        attn_dist_sink: whether the sink has its part in the attention distribution.
     """
 
     deterministic: bool = option(False, Flag())
     dkv_dtype: Literal["float32"] | None = option(None, Choice((None, "float32")))
+    attn_dist_sink: bool = option(False, Flag())
 
 
 ARGUMENTS = Arguments(
@@ -73,11 +75,18 @@ class Problem:
         """The options."""
         return self.shared.options
 
+    @property
+    def counts_sink(self) -> bool:
+        """Whether there is a distribution in which the sink has its part."""
+        return self.has_attn_dist and self.options.attn_dist_sink
+
 
 def _checked(views: Views, shared: mla.MlaProblem[Options], outputs: tuple[Any, ...]) -> Problem:
     mla.check_array(views.out, "out", shared.out_shape, shared.dtype, views.q, "rows")
     mla.check_array(views.dout, "dout", shared.out_shape, shared.dtype, views.q, "rows")
     mla.check_array(views.lse, "lse", shared.head_shape, "float32", views.q, "free")
+    if shared.options.attn_dist_sink and not shared.has_sink:
+        raise InputError("attn_dist_sink", "False without attn_sink", "True")
     attn_dist, dq, dkv, d_sink, workspace = outputs
     dkv_dtype = shared.options.dkv_dtype or shared.dtype
     problem = Problem(shared, attn_dist is not None, dkv_dtype, views.kv.shape)

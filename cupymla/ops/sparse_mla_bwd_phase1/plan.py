@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import InputError, UnsupportedError, shown
+from ...errors import UnsupportedError
 from ..kv_rows import KvRows, kv_rows
 from ..mla import D_QK, DTYPES
 from ..query_assignment import QueryAssignment, assign_queries
+from ..variants import require_choice, require_target
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -101,12 +102,8 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSo
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Blackwell (sm_100f), or the CPU")
-    if type(d_qk) is not int or d_qk not in D_QK:
-        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
+    require_target(OPERATOR, arch, TARGETS, "Blackwell (sm_100f)")
+    require_choice(OPERATOR, d_qk=(d_qk, D_QK), dtype=(dtype, DTYPES))
     defines = (("CUPYMLA_D_QK", d_qk), ("CUPYMLA_FP16", int(dtype == "float16")))
     return KernelSource("sparse_mla_bwd_phase1/sm100/sparse_mla_bwd_phase1.cu", OPERATOR, defines, arch.name)
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import InputError, UnsupportedError, shown
+from ...errors import UnsupportedError
 from ..mla import DTYPES
 from ..mla_cache.latents import FORMATS
+from ..variants import require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "sparse_mla_decode/sm90/sparse_mla_decode.cu"
@@ -135,18 +136,11 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in TARGETS:
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
-    if type(cache_format) is not str or cache_format not in FORMATS:
-        raise InputError("cache_format", " or ".join(map(repr, FORMATS)), shown(cache_format), OPERATOR)
+    require_target(OPERATOR, arch)
+    require_choice(OPERATOR, cache_format=(cache_format, tuple(FORMATS)))
     layout = FORMATS[cache_format]
     channels = layout.d_qk[0] if d_qk is None else d_qk
-    if type(channels) is not int or channels not in layout.d_qk:
-        raise InputError("d_qk", " or ".join(map(str, layout.d_qk)), shown(d_qk), OPERATOR)
-    if type(heads) is not int or heads not in CTA_HEADS:
-        raise InputError("heads", "16, 32 or 64", shown(heads), OPERATOR)
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
+    require_choice(OPERATOR, d_qk=(channels, layout.d_qk), heads=(heads, CTA_HEADS), dtype=(dtype, DTYPES))
     defines = (
         ("CUPYMLA_FORMAT", layout.code),
         ("CUPYMLA_D_QK", channels),

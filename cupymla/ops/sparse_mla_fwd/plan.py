@@ -13,6 +13,7 @@ from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES
 from ..query_assignment import QueryAssignment, assign_queries
 from ..rows_in_order import found_more
+from ..variants import BOTH, FLAGS, require_choice, require_target
 from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
@@ -291,24 +292,15 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in ("sm_90a", BLACKWELL):
-        where = "Hopper (sm_90a), Blackwell (sm_100f), or the CPU"
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", where)
-    if type(d_qk) is not int or d_qk not in D_QK:
-        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(heads) is not int or heads not in (BLACKWELL_HEADS if arch.name == BLACKWELL else CTA_HEADS):
-        wanted = f"64 or 128 on {arch.name}" if arch.name == BLACKWELL else "16, 32 or 64"
-        raise InputError("heads", wanted, shown(heads), OPERATOR)
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
-    for argument, value in (("any_scale", any_scale), ("split", split)):
-        if type(value) is not bool:
-            raise InputError(argument, "True or False", shown(value), OPERATOR)
+    require_target(OPERATOR, arch, ("sm_90a", BLACKWELL), BOTH)
+    where = f" on {arch.name}"
+    require_choice(OPERATOR, where, heads=(heads, BLACKWELL_HEADS if arch.name == BLACKWELL else CTA_HEADS))
+    flags = {"any_scale": (any_scale, FLAGS), "split": (split, FLAGS)}
+    require_choice(OPERATOR, d_qk=(d_qk, D_QK), dtype=(dtype, DTYPES), **flags)
     if split and arch.name == "sm_90a" and heads == CTA_HEADS[-1] and stage != "order":
-        raise InputError("split", f"False with heads={heads} on {arch.name}", shown(split), OPERATOR)
+        raise InputError("split", f"False with heads={heads}{where}", shown(split), OPERATOR)
     stages = STAGES[:1] if arch.name == BLACKWELL else STAGES
-    if type(stage) is not str or stage not in stages:
-        raise InputError("stage", " or ".join(map(repr, stages)) + f" on {arch.name}", shown(stage), OPERATOR)
+    require_choice(OPERATOR, where, stage=(stage, stages))
     if stage == "order":
         d_qk, heads, dtype, any_scale, split = D_QK[0], CTA_HEADS[-1], DTYPES[0], False, False
     numbers = (
