@@ -8,7 +8,6 @@ registered with transformers; `enable` names it in the model's configuration.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import torch
@@ -116,6 +115,20 @@ def _heads(indexer: Any, states: Any) -> Any:
     return indexer.wq_b(states).view(*states.shape[:-1], indexer.n_heads, indexer.head_dim)
 
 
+def _rotated(x: Any, count: int, cos: Any, sin: Any, family: Family) -> Any:
+    """[B, S, heads, D] with `count` channels rotated, rounded as the family's own function does it.
+
+    Of interleaved pairs the first ones come out in front, the second ones behind them.
+    """
+    at = x.shape[-1] - count if family.rope_last else 0
+    rest, part = (x[..., :at], x[..., at:]) if at else (x[..., count:], x[..., :count])
+    half = count // 2
+    pairs = part.unflatten(-1, (half, 2)).transpose(-1, -2) if family.interleaved else part.unflatten(-1, (2, half))
+    a, b = (pairs * table[..., None, None, :half] for table in (cos, sin))
+    turned = a[..., 0, :] - b[..., 1, :], a[..., 1, :] + b[..., 0, :]
+    return torch.cat((rest, *turned) if at else (*turned, rest), -1)
+
+
 def _selection(
     indexer: Any, family: Family, hidden: Any, queries: Any, position_embeddings: Any, ranges: Any, cache: Any
 ) -> Any:
@@ -126,23 +139,19 @@ def _selection(
             str(hidden.device),
             "causal attention with a padding mask [batch, length]",
         )
-    rotated = indexer.qk_rope_head_dim
     norm = indexer.k_norm
     keys = norm(indexer.wk(hidden).to(norm.weight.dtype)).to(hidden.dtype)[:, :, None]
     if getattr(indexer, "use_rope", True):
-        rotate = getattr(sys.modules[type(indexer).__mro__[1].__module__], family.rope)
-        at = indexer.head_dim - rotated if family.rope_last else rotated
-        (q_first, q_last), (k_first, k_last) = (x.split((at, indexer.head_dim - at), -1) for x in (queries, keys))
-        if family.rope_last:
-            q_last, k_last = rotate(q_last, k_last, *position_embeddings, unsqueeze_dim=2)
-        else:
-            q_first, k_first = rotate(q_first, k_first, *position_embeddings, unsqueeze_dim=2)
-        queries, keys = torch.cat((q_first, q_last), -1), torch.cat((k_first, k_last), -1)
+        # Queries and keys at once: a step of decoding costs what its launches cost the host.
+        both = _rotated(torch.cat((queries, keys), 2), indexer.qk_rope_head_dim, *position_embeddings, family)
+        queries, keys = both[:, :, :-1], both[:, :, -1:]
     queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype).squeeze(2)
     if cache is not None:
         keys = whole(cache.update_indexer(keys, indexer.layer_idx))
     project = indexer.weights_proj
-    weights = project(hidden.to(project.weight.dtype)).float() * (indexer.n_heads**-0.5 * indexer.softmax_scale)
+    # Not scaled: factors above zero change no order.
+    weights = project(hidden.to(project.weight.dtype))
+    weights = weights if weights.dtype == torch.bfloat16 else weights.float()
     indices, count = mla.indexer_topk(
         queries,
         keys,
@@ -209,9 +218,13 @@ def attention(
         raise UnsupportedError(
             f"kv_b_proj changed to {type(module.kv_b_proj).__name__}, or hooked", str(query.device), PLAIN
         )
+    batch, heads, queries, _ = query.shape
     nope, wide = module.qk_nope_head_dim, module.v_head_dim
-    expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
-    absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
+    expand_k, expand_v = module.kv_b_proj.weight.view(heads, nope + wide, -1).split((nope, wide), 1)
+    # A product for each head, of the queries of all sequences: one with a batch axis would copy the weights for each.
+    by_head = query.transpose(0, 1).reshape(heads, batch * queries, -1)
+    absorbed = torch.cat((torch.bmm(by_head[..., :nope], expand_k), by_head[..., nope:]), -1)
+    absorbed = absorbed.view(heads, batch, queries, -1).permute(1, 2, 0, 3)
     rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
     given = {
         "sm_scale": scaling,
@@ -224,11 +237,14 @@ def attention(
     if query.shape[2] <= DECODE_QUERIES and not differentiated and rows.dtype == torch.bfloat16:
         # The rows of all sequences are one cache of blocks of one key.
         slots = indices
-        if len(rows) > 1:
-            first = torch.arange(len(rows), device=rows.device, dtype=torch.int32)[:, None, None] * rows.shape[1]
-            slots = torch.where(indices < 0, -1, indices + first)
+        if batch > 1:
+            # Ids that do not count may name anything.
+            slots = indices + torch.arange(
+                0, batch * rows.shape[1], rows.shape[1], device=rows.device, dtype=torch.int32
+            ).view(batch, 1, 1)
         cache = rows.reshape(-1, 1, rows.shape[-1])
         out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **given)
     else:
         out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **given)
-    return torch.einsum("bshc,hvc->bshv", out, expand_v), None
+    by_head = torch.bmm(out.reshape(batch * queries, heads, -1).transpose(0, 1), expand_v.transpose(1, 2))
+    return by_head.transpose(0, 1).reshape(batch, queries, heads, wide), None
