@@ -29,6 +29,9 @@ NAME = "cupymla"
 _BEFORE, _ATTENTION = "_cupymla_before", "_cupymla_attention"
 """Attributes of a replaced module: its class, and the attention that its configuration named."""
 
+_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+"""Attributes of an attention module: RMS norms of its latents."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -81,10 +84,16 @@ def enable(model: Any) -> Report:
         replaced.append(name)
         if _BEFORE not in module.__dict__:
             _replace(module, attention.attention_class)
-        if module.indexer is not None:
-            replaced.append(f"{name}.indexer")
-            if _BEFORE not in module.indexer.__dict__:
-                _replace(module.indexer, functools.partial(attention.indexer_class, family=family))
+        parts: dict[str, Callable[[type], type]] = {
+            "indexer": functools.partial(attention.indexer_class, family=family),
+            **{norm: attention.norm_class for norm in _NORMS if _has_norm(module, norm)},
+        }
+        for part, class_for in parts.items():
+            inner = getattr(module, part)
+            if inner is not None:
+                replaced.append(f"{name}.{part}")
+                if _BEFORE not in inner.__dict__:
+                    _replace(inner, class_for)
     # Modules remember, not the configuration, which may be saved. Attention modules first: they are in every submodel.
     for holder in [*(module for _, module, _ in found), model]:
         config = getattr(holder, "config", None)
@@ -122,6 +131,13 @@ def _replace(module: Any, class_for: Callable[[type], type]) -> None:
     own: type = type(module)
     module.__dict__[_BEFORE] = own
     module.__class__ = class_for(own)
+
+
+def _has_norm(module: Any, name: str) -> bool:
+    """Whether a module has an RMS norm of that name that is its class's own, in the dtype of what it gets."""
+    norm: Any = getattr(module, name, None)
+    known = type(norm).__name__.endswith("RMSNorm") and hasattr(norm, "variance_epsilon")
+    return known and "forward" not in norm.__dict__ and norm.weight.dtype == module.kv_b_proj.weight.dtype
 
 
 def _modules_of(model: Any) -> tuple[list[tuple[str, Any, Family]], dict[str, str]]:
