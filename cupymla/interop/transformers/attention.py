@@ -14,6 +14,7 @@ import torch
 
 from ...errors import UnsupportedError
 from .. import torch as mla
+from . import fp8
 from .cache import give_room, joined, whole
 from .families import Family
 from .masks import dense_mask
@@ -36,6 +37,9 @@ def is_plain(projection: Any) -> bool:
     )
 
 
+FP8 = "_cupymla_fp8"
+"""Attribute of an attention module: whether its layer of a cache holds fp8."""
+
 _COUNT = "_cupymla_count"
 """Attribute of a selection: how many of each row's ids count. Layers that share the selection find it there."""
 
@@ -52,14 +56,20 @@ class _Latents:
     layer_idx: int
 
     def expand_kv(self, kv_nope: Any, k_rot: Any) -> tuple[Any, Any]:
-        """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512."""
+        """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512.
+
+        fp8 rows [B, 1, L, 656] stay as they are.
+        """
+        if kv_nope.dtype == torch.uint8:
+            return kv_nope, k_rot
         rows = joined(kv_nope, k_rot)
         return rows, rows[..., :0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The family's own, with room in its layer of the cache."""
         cache = kwargs.get("cache")
-        give_room(kwargs.get("past_key_values") if cache is None else cache, self.layer_idx)
+        cache = kwargs.get("past_key_values") if cache is None else cache
+        give_room(cache, self.layer_idx, bool(self.__dict__.get(FP8)))
         return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -158,8 +168,13 @@ def _selection(
         both = _rotated(torch.cat((queries, keys), 2), indexer.qk_rope_head_dim, position_embeddings, family)
         queries, keys = both[:, :, :-1], both[:, :, -1:]
     queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype).squeeze(2)
+    scales: dict[str, Any] = {}
     if cache is not None:
         keys = whole(cache.update_indexer(keys, indexer.layer_idx))
+    if keys.dtype == torch.uint8:
+        keys, scales["k_scale"] = fp8.index_parts(keys)
+        queries, q_scale = mla.quantize_fp8(queries)
+        scales["q_scale"] = q_scale[..., 0]
     project = indexer.weights_proj
     # Not scaled: factors above zero change no order.
     weights = project(hidden.to(project.weight.dtype))
@@ -171,6 +186,7 @@ def _selection(
         min(indexer.index_topk, keys.shape[1]),
         starts=ranges[..., 0],
         ends=ranges[..., 1],
+        **scales,
     )
     setattr(indices, _COUNT, count)
     return indices
@@ -193,7 +209,7 @@ def attention(
     Args:
         module: the attention module; `kv_b_proj` expands latents to keys and values.
         query: [B, H, S, qk_nope_head_dim + qk_rope_head_dim], bf16 or fp16.
-        key: [B, 1, L, 512 or 576], the latent rows, as `expand_kv` leaves them.
+        key: [B, 1, L, 512 or 576], the latent rows, as `expand_kv` leaves them; [B, 1, L, 656] uint8 of an fp8 cache.
         value: not read.
         attention_mask: read by layers without a selection only.
         scaling: of the scores.
@@ -246,7 +262,8 @@ def attention(
     differentiated = torch.is_grad_enabled() and any(
         array is not None and array.requires_grad for array in (absorbed, rows, sink)
     )
-    if query.shape[2] <= DECODE_QUERIES and not differentiated and rows.dtype == torch.bfloat16:
+    cache_format: Any = {torch.bfloat16: "bf16", torch.uint8: fp8.FORMAT}.get(rows.dtype)
+    if queries <= DECODE_QUERIES and not differentiated and cache_format is not None:
         # The rows of all sequences are one cache of blocks of one key.
         slots = indices
         if batch > 1:
@@ -255,8 +272,10 @@ def attention(
                 0, batch * rows.shape[1], rows.shape[1], device=rows.device, dtype=torch.int32
             ).view(batch, 1, 1)
         cache = rows.reshape(-1, 1, rows.shape[-1])
-        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **given)
+        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format=cache_format, **given)
     else:
+        if rows.dtype == torch.uint8:
+            rows = fp8.latents(rows, key.shape[2]).to(query.dtype)
         out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **given)
     by_head = torch.bmm(out.reshape(batch * queries, heads, -1).transpose(0, 1), expand_v.transpose(1, 2))
     return by_head.transpose(0, 1).reshape(batch, queries, heads, wide), None

@@ -12,23 +12,42 @@ from typing import Any
 
 import torch
 
-_MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
+from ...errors import UnsupportedError
+
+MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
 """Attributes of a layer's class, and of a buffer: how many of its rows hold tokens."""
 
-_BUFFERS = ("_rows", "_index_rows")
+BUFFERS = ("_rows", "_index_rows", "_shared")
+"""Attributes of a layer that are no part of what it holds."""
 
 STEP = 256
 """A buffer has room for a multiple of so many tokens."""
 
 
-def give_room(cache: Any, layer_idx: int) -> None:
-    """Let a dynamic layer of a cache grow in place. Without effect on layers of another kind, or that have it."""
+def give_room(cache: Any, layer_idx: int, fp8: bool = False) -> None:
+    """Let a dynamic layer of a cache grow in place, or any layer hold fp8. Without effect on layers that do already.
+
+    Raises UnsupportedError for fp8 in a layer of another kind.
+    """
     layers = getattr(cache, "layers", ())
-    if layer_idx < len(layers) and type(layers[layer_idx]).__name__ == "DynamicIndexedLayer":
-        layer = layers[layer_idx]
-        if not hasattr(layer, _MARK):
-            own: type = type(layer)
-            layer.__class__ = _roomy_class(own)
+    if layer_idx >= len(layers):
+        return
+    layer = layers[layer_idx]
+    kind: type = type(layer)
+    if hasattr(kind, MARK):
+        return
+    class_for = {"DynamicIndexedLayer": _roomy_class}.get(kind.__name__)
+    if fp8:
+        from . import fp8 as rows
+
+        class_for = {"DynamicIndexedLayer": rows.dynamic_class, "StaticIndexedLayer": rows.static_class}.get(
+            kind.__name__
+        )
+        if class_for is None:
+            raise UnsupportedError(f"an fp8 cache in a {kind.__name__}", "any device", "DynamicCache, StaticCache")
+        layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
+    if class_for is not None:
+        layer.__class__ = class_for(kind)
 
 
 def whole(rows: Any) -> Any:
@@ -58,7 +77,7 @@ def joined(first: Any, last: Any) -> Any:
     return torch.cat((first, last), -1)
 
 
-def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
+def grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
     """A buffer [B, capacity, d] with room for `fresh` more rows than parts [B, L, ..] have, and L.
 
     `old` is taken when the parts still are all of its rows. Whoever replaced them (beam search) or dropped some, which
@@ -75,22 +94,32 @@ def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
     )
     if same and old.shape[1] >= length + fresh:
         return old, length
-    room = max(length + fresh, length + length // 2)
-    buffer = parts[0].new_empty(batch, -(-room // STEP) * STEP, width)
+    buffer = parts[0].new_empty(batch, room_for(length, fresh), width)
     if length:
         _put(buffer, parts, 0)
     return buffer, length
 
 
+def room_for(length: int, fresh: int) -> int:
+    """Rows of a new buffer that gets `fresh` ones behind `length`."""
+    room = max(length + fresh, length + length // 2)
+    return -(-room // STEP) * STEP
+
+
+def mark_filled(buffer: Any, count: int) -> None:
+    """Remember how many of a buffer's rows hold tokens."""
+    setattr(buffer, _FILLED, count)
+
+
 def _put(buffer: Any, parts: tuple[Any, ...], at: int) -> None:
-    setattr(buffer, _FILLED, at + parts[0].shape[-2])
+    mark_filled(buffer, at + parts[0].shape[-2])
     column = 0
     for part in parts:
         buffer[:, at : at + part.shape[-2], column : column + part.shape[-1]] = part
         column += part.shape[-1]
 
 
-def _made(kind: type, state: dict[str, Any]) -> Any:
+def made(kind: type, state: dict[str, Any]) -> Any:
     """A layer of the class that everybody has, from another's attributes."""
     layer: Any = object.__new__(kind)
     layer.__dict__.update(state)
@@ -114,7 +143,7 @@ def _roomy_class(base: type) -> type:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         new = key_states[:, 0], value_states[:, 0]
-        buffer, length = _grown(self.__dict__.get("_rows"), (self.keys[:, 0], self.values[:, 0]), new[0].shape[1])
+        buffer, length = grown(self.__dict__.get("_rows"), (self.keys[:, 0], self.values[:, 0]), new[0].shape[1])
         _put(buffer, new, length)
         rows = buffer[:, None, : length + new[0].shape[1]]
         self._rows = buffer
@@ -126,7 +155,7 @@ def _roomy_class(base: type) -> type:
             self.lazy_initialization_indexer(indexer_key_states)
             self.indexer_keys = indexer_key_states[:, :0]
         new = indexer_key_states.shape[1]
-        buffer, length = _grown(self.__dict__.get("_index_rows"), (self.indexer_keys,), new)
+        buffer, length = grown(self.__dict__.get("_index_rows"), (self.indexer_keys,), new)
         _put(buffer, (indexer_key_states,), length)
         self._index_rows = buffer
         self.indexer_keys = buffer[:, : length + new]
@@ -138,13 +167,13 @@ def _roomy_class(base: type) -> type:
 
     def reduced(self: Any, protocol: int) -> Any:
         """Copied and pickled as a layer of the class that everybody has."""
-        return _made, (base, {name: value for name, value in self.__dict__.items() if name not in _BUFFERS})
+        return made, (base, {name: value for name, value in self.__dict__.items() if name not in BUFFERS})
 
     body = {
         "update": update,
         "update_indexer": update_indexer,
         "offload": offload,
         "__reduce_ex__": reduced,
-        _MARK: True,
+        MARK: True,
     }
     return type(base.__name__, (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
