@@ -37,12 +37,11 @@ def give_room(cache: Any, layer_idx: int, fp8: bool = False) -> None:
     if hasattr(kind, MARK):
         return
     class_for = {"DynamicIndexedLayer": _roomy_class}.get(kind.__name__)
-    if fp8:
+    if fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
         from . import fp8 as rows
 
-        class_for = {"DynamicIndexedLayer": rows.dynamic_class, "StaticIndexedLayer": rows.static_class}.get(
-            kind.__name__
-        )
+        classes = {"DynamicIndexedLayer": rows.dynamic_class, "StaticIndexedLayer": rows.static_class}
+        class_for = classes.get(kind.__name__)
         if class_for is None:
             raise UnsupportedError(f"an fp8 cache in a {kind.__name__}", "any device", "DynamicCache, StaticCache")
         layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
