@@ -17,8 +17,9 @@ from .. import torch as mla
 from .cache import BUFFERS, MARK, grown, made, mark_filled, room_for
 
 FORMAT: Final = "v32_fp8"
-LATENT_BYTES, INDEX_BYTES, INDEX = 656, 132, 128
-"""Of a latent row; of an index key, which are as many codes and a scale."""
+LATENT_BYTES, INDEX_BYTES = 656, 132
+LATENT, ROPE, INDEX = 512, 64, 128
+"""Channels of a latent row, of its rotary part, of an index key."""
 
 
 def index_parts(rows: Any) -> tuple[Any, Any]:
@@ -47,8 +48,10 @@ def _fits(layer: Any, *states: Any) -> bool:
 
 
 def _write_latents(keys: Any, values: Any, blocks: Any, slots: Any) -> None:
-    # A code times a power of two is exact in bf16: prefill and decode read the same keys.
+    if keys.shape[-1] == LATENT + ROPE:  # before 5.24 a layer gets whole rows, and no values
+        keys, values = keys.split((LATENT, ROPE), -1)
     rows = keys.flatten(0, 2), values.flatten(0, 2)
+    # A code times a power of two is exact in bf16: prefill and decode read the same keys.
     mla.concat_and_cache_mla(*rows, blocks, slots, cache_format=FORMAT, scale_rule="pow2")
 
 
