@@ -58,9 +58,9 @@ class _Latents:
     def expand_kv(self, kv_nope: Any, k_rot: Any) -> tuple[Any, Any]:
         """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512.
 
-        fp8 rows [B, 1, L, 656] stay as they are.
+        Rows that are whole already stay as they are: of static caches, of fp8 [B, 1, L, 656], without RoPE.
         """
-        if kv_nope.dtype == torch.uint8:
+        if not k_rot.shape[-1]:
             return kv_nope, k_rot
         rows = joined(kv_nope, k_rot)
         return rows, rows[..., :0]

@@ -1,5 +1,7 @@
 """Room to grow in transformers' dynamic cache: new rows are written behind the old ones, not into a copy of all.
 
+Static caches hold whole rows, where transformers from 5.24 on keeps their parts apart.
+
 A layer of the cache keeps its class's behaviour (crop, reorder, offload): its tensors are views of a buffer that is
 larger than them. Kernels get the whole buffer, so the shapes of calls stay the same from step to step, and a further
 call costs the host microseconds. Rows that hold no token are never selected.
@@ -17,7 +19,7 @@ from ...errors import UnsupportedError
 MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
 """Attributes of a layer's class, and of a buffer: how many of its rows hold tokens."""
 
-BUFFERS = ("_rows", "_index_rows", "_shared")
+_BUFFERS = ("_rows", "_index_rows", "_shared")
 """Attributes of a layer that are no part of what it holds."""
 
 STEP = 256
@@ -25,7 +27,7 @@ STEP = 256
 
 
 def give_room(cache: Any, layer_idx: int, fp8: bool = False) -> None:
-    """Let a dynamic layer of a cache grow in place, or any layer hold fp8. Without effect on layers that do already.
+    """Let a dynamic layer of a cache grow in place, a static one hold whole rows, and both fp8, if they hold nothing.
 
     Raises UnsupportedError for fp8 in a layer of another kind.
     """
@@ -36,7 +38,7 @@ def give_room(cache: Any, layer_idx: int, fp8: bool = False) -> None:
     kind: type = type(layer)
     if hasattr(kind, MARK):
         return
-    class_for = {"DynamicIndexedLayer": _roomy_class}.get(kind.__name__)
+    class_for = {"DynamicIndexedLayer": _roomy_class, "StaticIndexedLayer": _joint_class}.get(kind.__name__)
     if fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
         from . import fp8 as rows
 
@@ -118,19 +120,42 @@ def _put(buffer: Any, parts: tuple[Any, ...], at: int) -> None:
         column += part.shape[-1]
 
 
-def made(kind: type, state: dict[str, Any]) -> Any:
+def _made(kind: type, state: dict[str, Any]) -> Any:
     """A layer of the class that everybody has, from another's attributes."""
     layer: Any = object.__new__(kind)
     layer.__dict__.update(state)
     return layer
 
 
+def derived(base: type, **methods: Any) -> type:
+    """A layer's class with other methods. Copied and pickled it is a layer of the class that everybody has.
+
+    It derives from that class alone: an object can only change to a class of the same layout.
+    """
+
+    def reduced(self: Any, protocol: int) -> Any:
+        return _made, (base, {name: value for name, value in self.__dict__.items() if name not in _BUFFERS})
+
+    body = {"__module__": __name__, "__doc__": base.__doc__, MARK: True, "__reduce_ex__": reduced}
+    return type(base.__name__, (base,), body | methods)
+
+
+@functools.cache
+def _joint_class(base: type) -> type:
+    """A `StaticIndexedLayer` whose keys are whole rows: parts would have to be copied together in each step."""
+
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if value_states.shape[-1] and not (self.is_initialized and self.values.shape[-1]):
+            key_states, value_states = torch.cat((key_states, value_states), -1), value_states[..., :0]
+        found: tuple[Any, Any] = base.update(self, key_states, value_states, *args, **kwargs)  # type: ignore[attr-defined]
+        return found
+
+    return derived(base, update=update)
+
+
 @functools.cache
 def _roomy_class(base: type) -> type:
-    """A `DynamicIndexedLayer` whose rows lie in a buffer with room.
-
-    It derives from the layer's class alone: an object can only change to a class of the same layout.
-    """
+    """A `DynamicIndexedLayer` whose rows lie in a buffer with room."""
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         # Where gradients may come, rows that were read must stay as they are.
@@ -164,15 +189,4 @@ def _roomy_class(base: type) -> type:
         base.offload(self)  # type: ignore[attr-defined]
         self._rows = self._index_rows = None
 
-    def reduced(self: Any, protocol: int) -> Any:
-        """Copied and pickled as a layer of the class that everybody has."""
-        return made, (base, {name: value for name, value in self.__dict__.items() if name not in BUFFERS})
-
-    body = {
-        "update": update,
-        "update_indexer": update_indexer,
-        "offload": offload,
-        "__reduce_ex__": reduced,
-        MARK: True,
-    }
-    return type(base.__name__, (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
+    return derived(base, update=update, update_indexer=update_indexer, offload=offload)

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import UnsupportedError
 from .. import torch as mla
-from .cache import BUFFERS, MARK, grown, made, mark_filled, room_for
+from .cache import derived, grown, mark_filled, room_for
 
 FORMAT: Final = "v32_fp8"
 LATENT_BYTES, INDEX_BYTES = 656, 132
@@ -138,11 +138,7 @@ def dynamic_class(base: type) -> type:
         own.offload(self)
         self._rows = None
 
-    def reduced(self: Any, protocol: int) -> Any:
-        return made, (base, {name: value for name, value in self.__dict__.items() if name not in BUFFERS})
-
-    body = {"update": update, "update_indexer": update_indexer, "crop": crop, "offload": offload}
-    return _class(base, **body, __reduce_ex__=reduced)
+    return derived(base, update=update, update_indexer=update_indexer, crop=crop, offload=offload)
 
 
 @functools.cache
@@ -182,8 +178,4 @@ def static_class(base: type) -> type:
         before.add_(new)
         return self.indexer_keys
 
-    return _class(base, update=update, update_indexer=update_indexer)
-
-
-def _class(base: type, **body: Any) -> type:
-    return type(base.__name__, (base,), {"__module__": __name__, "__doc__": base.__doc__, MARK: True, **body})
+    return derived(base, update=update, update_indexer=update_indexer)
