@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -17,6 +18,9 @@ from cupymla.errors import UnsupportedError  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
 from cupymla.interop.transformers import families, masks  # noqa: E402
+
+KEYS = [family for family in HERE if family != "glm5_next_text"]
+"""Families whose indexers rank keys, and whose layers all know of packed sequences."""
 
 
 @pytest.mark.parametrize("family", HERE)
@@ -36,20 +40,26 @@ def test_errors_are_at_most_twice_those_of_the_own_code(family: str) -> None:
     exact, own, ours = found
     assert (ours - exact).norm() <= 2 * (own - exact).norm()
     assert (ours - exact).abs().max() <= 2 * (own - exact).abs().max()
-    compared = 0
-    named = [list(model.named_parameters()) for model in models]
-    for (name, one), (_, two), (_, three) in zip(*named, strict=True):
+    gradients = [_gradients(model) for model in models]
+    assert len(gradients[0]) > 10
+    for name, one in gradients[0].items():
+        two, three = (found[name] for found in gradients[1:])
+        slack = 2**-6 * one.norm() if one.numel() < 32 else 0
+        assert (three - one).norm() <= 2 * (two - one).norm() + slack, name
+
+
+def _gradients(model: Any) -> dict[str, Any]:
+    """By parameter; those of hyper-connections, which are a few numbers each, as one."""
+    found: dict[str, list[Any]] = {}
+    for name, parameter in model.named_parameters():
         if ".indexer." in name:
-            assert three.grad is None, "indexers run without gradients, as the family's own"
-            continue
-        norm = one.grad.norm()
-        slack = 2**-6 * norm if one.numel() < 32 else 0
-        assert (three.grad - one.grad).norm() <= 2 * (two.grad - one.grad).norm() + slack, name
-        compared += bool(norm > 0)
-    assert compared > 10
+            assert parameter.grad is None, "indexers run without gradients, as the family's own"
+        elif parameter.grad.norm() > 0:
+            found.setdefault("hyper-connections" if "_hc." in name else name, []).append(parameter.grad.flatten())
+    return {name: torch.cat([part.float() for part in parts]) for name, parts in found.items()}
 
 
-@pytest.mark.parametrize("family", HERE)
+@pytest.mark.parametrize("family", KEYS)
 def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
     """On the same projections; keys whose scores are within 1e-4 of the last selected one may differ."""
     model = model_of(family, topk=6)
@@ -93,6 +103,44 @@ def _replaced(model: Any, kind: type) -> type:
     return next(type(m) for m in model.modules() if type(m) is not kind and type(m).__mro__[1] is kind)
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize(
+    "padding, sizes",
+    [(slice(0, 0), [9, 9]), (slice(0, 5), [8, 9]), (slice(TOKENS - 5, None), [0, 9])],
+    ids=["none", "left", "right"],
+)
+def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
+    padding: slice, sizes: list[int], static: bool
+) -> None:
+    """In chunks of 8, 8 and then 1 token; `sizes`: what both sequences select for the token at 20."""
+    if "glm5_next_text" not in HERE:
+        pytest.skip("this transformers has no family that ranks pools")
+    model = model_of("glm5_next_text", topk=8, index_kpool=4)
+    own = model.layers[1].self_attn.indexer
+    mine = copy.deepcopy(own)
+    mine.__class__ = _replaced(model, type(own))
+    hidden = torch.randn(2, TOKENS, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    latent = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    with torch.no_grad():
+        for indexer in (own, mine):
+            indexer.index_kpool_compress_ape.copy_(torch.arange(4.0)[:, None].expand(4, 128))
+    kept = torch.ones(2, TOKENS, dtype=torch.bool)
+    kept[0, padding] = False
+    found = []
+    for indexer in (own, mine):
+        options = {"config": model.config}
+        cache = (
+            transformers.StaticCache(max_cache_len=32, **options) if static else transformers.DynamicCache(**options)
+        )
+        parts = []
+        for start, end in itertools.pairwise((0, 8, 16, *range(17, TOKENS + 1))):
+            cache.update(torch.zeros(2, 1, end - start, 512), torch.zeros(2, 1, end - start, 0), 1)
+            parts += indexer(hidden[:, start:end], latent[:, start:end], kept[:, start:end], cache).unbind(1)
+        found.append([[set(row.tolist()) - {-1} for row in part] for part in parts])
+    assert found[0] == found[1]
+    assert [len(row) for row in found[1][20]] == sizes
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding(side: str) -> None:
     """A padded sequence has the logits of the sequence alone."""
@@ -111,7 +159,7 @@ def test_padding(side: str) -> None:
     torch.testing.assert_close(padded[1:], whole)
 
 
-@pytest.mark.parametrize("family", HERE)
+@pytest.mark.parametrize("family", KEYS)
 def test_packed_sequences(family: str) -> None:
     """Each has the logits of the sequence alone; positions that begin anew tell them apart."""
     model = model_of(family, topk=6)
@@ -144,7 +192,7 @@ def test_prefill_in_chunks_and_decode_are_the_whole_forward(family: str) -> None
     model = model_of(family, topk=6)
     dsa.enable(model)
     ids = tokens()
-    argument = "cache" if family == "mistral_large4_text" else "past_key_values"
+    argument = "past_key_values" if transformers.__version__ < "5.18" else "cache"
     with torch.no_grad():
         whole = states(model, ids)
         cache = transformers.DynamicCache(config=model.config)
@@ -155,7 +203,7 @@ def test_prefill_in_chunks_and_decode_are_the_whole_forward(family: str) -> None
         parts = [part(0, 8), part(8, 16), *(part(at, at + 1) for at in range(16, TOKENS))]
         torch.testing.assert_close(torch.cat(parts, 1), whole, atol=0.02, rtol=0.02)
         assert cache.get_seq_length() == TOKENS
-        if family != "dots3_note_text":  # whose sliding layer has forgotten by then
+        if family not in ("dots3_note_text", "glm5_next_text"):  # whose other layers have forgotten by then
             cache.crop(-6)
             torch.testing.assert_close(part(TOKENS - 6, TOKENS), whole[:, -6:], atol=0.02, rtol=0.02)
 

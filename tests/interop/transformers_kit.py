@@ -53,6 +53,18 @@ OWN: dict[str, dict[str, Any]] = {
         "swa_num_attention_heads": 2,
         "swa_num_key_value_heads": 2,
     },
+    # A layer with linear attention, one that ranks pools, and one that shares its selection.
+    "glm5_next_text": {
+        "num_hidden_layers": 3,
+        "mlp_layer_types": ["dense"] * 3,
+        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+        "indexer_types": ["full", "full", "shared"],
+        "qk_rope_head_dim": 0,
+        "index_kpool": 2,
+        "linear_head_dim": 32,
+        "linear_num_heads": 2,
+        "hc_mult": 2,
+    },
 }
 """What each family wants beside SIZES."""
 
@@ -64,7 +76,8 @@ def model_of(family: str, dtype: Any = torch.bfloat16, topk: int = 64, **options
     """A model with the weights of all models of its family and topk."""
     config = transformers.AutoConfig.for_model(family, **SIZES | OWN[family] | {"index_topk": topk} | options)
     torch.manual_seed(0)
-    kind = transformers.AutoModel if family == "mistral_large4_text" else transformers.AutoModelForCausalLM
+    headless = family in ("mistral_large4_text", "glm5_next_text")
+    kind = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import InputError, UnsupportedError
-from .families import FAMILIES, REFUSED, VERSIONS, Family, family_of
+from .families import FAMILIES, VERSIONS, Family, family_of
 
 __all__ = ["Report", "disable", "enable", "enabled"]
 
@@ -149,14 +149,11 @@ def _has_norm(module: Any, name: str) -> bool:
 def _modules_of(model: Any) -> tuple[list[tuple[str, Any, Family]], dict[str, str]]:
     found, left = [], {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
         family = family_of(module)
         if family is not None and (module.indexer is not None or getattr(module, "skip_topk", False)):
             found.append((name, module, family))
         elif family is not None:
             left[name] = "a layer without a selection: it runs as transformers' SDPA"
-        elif kind in REFUSED:
-            left[name] = REFUSED[kind]
     return found, left
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import UnsupportedError
 from .. import torch as mla
-from . import fp8
+from . import fp8, pools
 from .cache import give_room, joined, whole
 from .families import Family
 from .masks import dense_mask
@@ -45,9 +45,12 @@ _COUNT = "_cupymla_count"
 
 
 def _count(indices: Any) -> Any:
-    """How many ids of each row count; worked out anew of a selection that came through checkpointing or a compiler."""
+    """How many entries of each row count; worked out anew of a selection that came through checkpointing."""
     known = getattr(indices, _COUNT, None)
-    return (indices >= 0).sum(-1, dtype=torch.int32) if known is None else known
+    if known is not None:
+        return known
+    places = torch.arange(1, indices.shape[-1] + 1, device=indices.device, dtype=torch.int32)
+    return torch.where(indices >= 0, places, 0).amax(-1)
 
 
 class _Latents:
@@ -71,6 +74,10 @@ class _Latents:
         cache = kwargs.get("past_key_values") if cache is None else cache
         give_room(cache, self.layer_idx, bool(self.__dict__.get(FP8)))
         return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def build_attention_mask_from_topk(self, topk_indices: Any, **sizes: Any) -> Any:
+        """glm5_next's: the ids themselves. Families that hand them on have no such method."""
+        return topk_indices
 
 
 @functools.cache
@@ -125,7 +132,14 @@ def indexer_class(base: type, family: Family) -> type:
         queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
         return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
 
-    forward = torch.no_grad()(of_latents if family.latent_query else of_hidden_states)
+    def of_pools(self: Any, hidden_states: Any, q_resid: Any, attention_mask: Any, cache: Any = None) -> Any:
+        queries = _heads(self, q_resid)
+        indices, count = pools.selection(self, hidden_states, queries, attention_mask, cache)
+        setattr(indices, _COUNT, count)
+        return indices
+
+    of_others = of_latents if family.latent_query else of_hidden_states
+    forward = torch.no_grad()(of_pools if family.pools else of_others)
     body = {"forward": forward, "__module__": __name__, "__doc__": base.__doc__}
     return type(base.__name__, (base,), body)
 
@@ -225,6 +239,9 @@ def attention(
         UnsupportedError: attention weights are dropped or asked for; `kv_b_proj` is no longer a plain projection; the
             model was not enabled.
     """
+    pooled = indices is None and hasattr(type(module).__bases__[-1], "build_attention_mask_from_topk")
+    if pooled:
+        indices = attention_mask
     if indices is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -267,10 +284,11 @@ def attention(
         # The rows of all sequences are one cache of blocks of one key.
         slots = indices
         if batch > 1:
-            # Ids that do not count may name anything.
-            slots = indices + torch.arange(
-                0, batch * rows.shape[1], rows.shape[1], device=rows.device, dtype=torch.int32
-            ).view(batch, 1, 1)
+            room = rows.shape[1]
+            first = torch.arange(0, batch * room, room, device=rows.device, dtype=torch.int32)
+            slots = indices + first[:, None, None]
+            if pooled:  # else what names no key does not count, and may name anything
+                slots = torch.where(indices < 0, -1, slots)
         cache = rows.reshape(-1, 1, rows.shape[-1])
         out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format=cache_format, **given)
     else:

@@ -29,6 +29,8 @@ class Family:
     """The same of the attention's own heads and keys; read by `interop.jax.dsa`."""
     latent_query: bool = True
     """The index queries are made of the attention's query latent, not of the hidden states."""
+    pools: bool = False
+    """The indexer ranks pools of keys (`pools`)."""
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -44,12 +46,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("mistral_large4", "MistralLarge4TextAttention", "MistralLarge4TextIndexer", latent_query=False),
     Family("dots3_note", "Dots3NoteTextAttention", "Dots3NoteTextIndexer"),
+    Family("glm5_next", "Glm5NextTextAttention", "Glm5NextTextIndexer", pools=True),
 )
-
-REFUSED: dict[str, str] = {
-    "Glm5NextTextAttention": "glm5_next scores pools of four keys, which has no kernel here",
-}
-"""Attention classes that are left alone, with the reason."""
 
 
 def family_of(module: Any) -> Family | None:
