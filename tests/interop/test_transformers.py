@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers_kit import HERE, SIZES, TOKENS, model_of, states, tokens  # noqa: E402
+from transformers_kit import FORWARD, HERE, SIZES, TOKENS, model_of, states, tokens  # noqa: E402
 
 from cupymla.errors import UnsupportedError  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
@@ -113,8 +113,6 @@ def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
     padding: slice, sizes: list[int], static: bool
 ) -> None:
     """In chunks of 8, 8 and then 1 token; `sizes`: what both sequences select for the token at 20."""
-    if "glm5_next_text" not in HERE:
-        pytest.skip("this transformers has no family that ranks pools")
     model = model_of("glm5_next_text", topk=8, index_kpool=4)
     own = model.layers[1].self_attn.indexer
     mine = copy.deepcopy(own)
@@ -192,13 +190,12 @@ def test_prefill_in_chunks_and_decode_are_the_whole_forward(family: str) -> None
     model = model_of(family, topk=6)
     dsa.enable(model)
     ids = tokens()
-    argument = "past_key_values" if transformers.__version__ < "5.18" else "cache"
     with torch.no_grad():
         whole = states(model, ids)
         cache = transformers.DynamicCache(config=model.config)
 
         def part(start: int, end: int) -> Any:
-            return states(model, ids[:, start:end], **{argument: cache, "use_cache": True})
+            return states(model, ids[:, start:end], **{FORWARD: cache, "use_cache": True})
 
         parts = [part(0, 8), part(8, 16), *(part(at, at + 1) for at in range(16, TOKENS))]
         torch.testing.assert_close(torch.cat(parts, 1), whole, atol=0.02, rtol=0.02)

@@ -11,16 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers_kit import HERE, TOKENS, model_of, states, tokens  # noqa: E402
+from transformers_kit import FORWARD, HERE, TOKENS, model_of, states, tokens  # noqa: E402
 
 from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import torch as mla  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
 from cupymla.interop.transformers import fp8  # noqa: E402
-
-FORWARD = "cache" if "mistral_large4_text" in HERE else "past_key_values"
-"""What a model's forward calls its cache: another word from 5.24 on."""
 
 ROTATED = [family for family in HERE if family != "glm5_next_text"]
 """Families of rows that fp8 holds: those with RoPE."""

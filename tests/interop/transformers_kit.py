@@ -9,6 +9,13 @@ import transformers
 
 VOCABULARY, TOKENS = 97, 24
 
+OLDER = transformers.__version__ < "5.18"
+"""Whether this is 5.17, whose configurations and arguments have other words."""
+
+INDEXED = "deepseek_sparse_attention" if OLDER else "indexed_attention"
+FORWARD = "past_key_values" if OLDER else "cache"
+"""A layer's type; what a model's forward calls its cache."""
+
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -57,7 +64,7 @@ OWN: dict[str, dict[str, Any]] = {
     "glm5_next_text": {
         "num_hidden_layers": 3,
         "mlp_layer_types": ["dense"] * 3,
-        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+        "layer_types": ["linear_attention", *[INDEXED] * 2],
         "indexer_types": ["full", "full", "shared"],
         "qk_rope_head_dim": 0,
         "index_kpool": 2,

@@ -132,9 +132,11 @@ def indexer_class(base: type, family: Family) -> type:
         queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
         return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
 
-    def of_pools(self: Any, hidden_states: Any, q_resid: Any, attention_mask: Any, cache: Any = None) -> Any:
-        queries = _heads(self, q_resid)
-        indices, count = pools.selection(self, hidden_states, queries, attention_mask, cache)
+    def of_pools(
+        self: Any, hidden_states: Any, q_resid: Any, attention_mask: Any, cache: Any = None, past_key_values: Any = None
+    ) -> Any:
+        cache = past_key_values if cache is None else cache
+        indices, count = pools.selection(self, hidden_states, _heads(self, q_resid), attention_mask, cache)
         setattr(indices, _COUNT, count)
         return indices
 
