@@ -38,14 +38,14 @@ def give_room(cache: Any, layer_idx: int, fp8: bool = False) -> None:
     kind: type = type(layer)
     if hasattr(kind, MARK):
         return
-    class_for = {"DynamicIndexedLayer": _roomy_class, "StaticIndexedLayer": _joint_class}.get(kind.__name__)
+    classes = {"DynamicIndexedLayer": _roomy_class, "StaticIndexedLayer": _joint_class}
+    class_for: Any = classes.get(kind.__name__)
     if fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
-        from . import fp8 as rows
+        from .fp8 import fp8_class
 
-        classes = {"DynamicIndexedLayer": rows.dynamic_class, "StaticIndexedLayer": rows.static_class}
-        class_for = classes.get(kind.__name__)
         if class_for is None:
             raise UnsupportedError(f"an fp8 cache in a {kind.__name__}", "any device", "DynamicCache, StaticCache")
+        class_for = fp8_class
         layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
     if class_for is not None:
         layer.__class__ = class_for(kind)

@@ -55,10 +55,6 @@ def _write_latents(keys: Any, values: Any, blocks: Any, slots: Any) -> None:
     mla.concat_and_cache_mla(*rows, blocks, slots, cache_format=FORMAT, scale_rule="pow2")
 
 
-def _write_index(keys: Any, blocks: Any, slots: Any) -> None:
-    mla.indexer_k_quant_and_cache(keys.reshape(-1, INDEX), blocks, slots)
-
-
 def _bytes(like: Any, *shape: int) -> Any:
     return like.new_empty(shape, dtype=torch.uint8)
 
@@ -72,51 +68,69 @@ def _slots(batch: int, room: int, positions: Any) -> Any:
 
 
 @functools.cache
-def dynamic_class(base: type) -> type:
-    """A `DynamicIndexedLayer` whose rows are fp8, in buffers with room."""
+def fp8_class(base: type) -> type:
+    """A `DynamicIndexedLayer` or `StaticIndexedLayer` whose rows are fp8; a dynamic one has room to grow."""
     own: Any = base
+    static = base.__name__ == "StaticIndexedLayer"
 
-    def slots(self: Any, length: int, new: int, room: int, like: Any) -> Any:
+    def slots(self: Any, states: Any, room: int, before: Any) -> Any:
+        batch, new, device = states.shape[0], states.shape[-2], states.device
+        if static:  # where rows begin is known on the device alone
+            return _slots(batch, room, torch.arange(new, device=device) + before)
         # All layers write to the same slots in a step.
-        key = like.shape[0], length, new, room
+        key = batch, new, room, before, device
         if self._shared.get("key") != key:
-            positions = torch.arange(length, length + new, device=like.device, dtype=torch.int32)
-            self._shared.update(key=key, slots=_slots(like.shape[0], room, positions))
+            positions = torch.arange(before, before + new, device=device, dtype=torch.int32)
+            self._shared.update(key=key, slots=_slots(batch, room, positions))
         return self._shared["slots"]
 
-    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
         if not _fits(self, key_states, value_states):
-            found: tuple[Any, Any] = own.update(self, key_states, value_states, *args, **kwargs)
-            return found
+            return own.update(self, key_states, value_states, *args, **kwargs)
         batch, _, new, _ = key_states.shape
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.keys = _bytes(key_states, batch, 1, 0, LATENT_BYTES)
-        buffer, length = grown(self.__dict__.get("_rows"), (self.keys[:, 0],), new)
-        _write_latents(key_states, value_states, buffer, slots(self, length, new, buffer.shape[1], key_states))
-        mark_filled(buffer, length + new)
-        self._rows = buffer
-        self.keys = buffer[:, None, : length + new]
-        self.values = self.keys[..., :0]
+            empty = _bytes(key_states, batch, 1, 0, LATENT_BYTES)
+            self.lazy_initialization(empty, empty[..., :0])
+            self.keys = self.keys if static else empty
+        if static:
+            blocks, before = self.keys[:, 0], self.cumulative_length
+        else:
+            blocks, before = grown(self.__dict__.get("_rows"), (self.keys[:, 0],), new)
+        _write_latents(key_states, value_states, blocks, slots(self, key_states, blocks.shape[1], before))
+        if static:
+            before.add_(new)
+        else:
+            mark_filled(blocks, before + new)
+            self._rows, self.keys = blocks, blocks[:, None, : before + new]
+            self.values = self.keys[..., :0]
         return self.keys, self.values
 
     def update_indexer(self: Any, indexer_key_states: Any) -> Any:
         batch, new, _ = indexer_key_states.shape
         if not self.is_indexer_initialized:
-            self.lazy_initialization_indexer(indexer_key_states)
-            self.indexer_keys, self._index_length = _bytes(indexer_key_states, batch, 0, INDEX_BYTES), 0
+            empty = _bytes(indexer_key_states, batch, 0, INDEX_BYTES)
+            self.lazy_initialization_indexer(empty)
+            self.indexer_keys, self._index_length = empty, 0
+            if static:
+                # Codes of each sequence begin at a multiple of 16 bytes.
+                self.indexer_keys = empty.new_zeros(batch, -(-self.max_cache_len // 4) * 4, INDEX_BYTES)
+                torch._dynamo.mark_static_address(self.indexer_keys)
         elif self.indexer_keys.dtype != torch.uint8:
             return own.update_indexer(self, indexer_key_states)
-        blocks, length = self.indexer_keys, self._index_length
+        blocks, before = self.indexer_keys, self.indexer_cumulative_length if static else self._index_length
         frozen = blocks.is_inference() and not torch.is_inference_mode_enabled()
-        if frozen or blocks.shape[1] < length + new:
-            self.indexer_keys = _bytes(blocks, batch, room_for(length, new), INDEX_BYTES)
-            if length:
+        if not static and (frozen or blocks.shape[1] < before + new):
+            self.indexer_keys = _bytes(blocks, batch, room_for(before, new), INDEX_BYTES)
+            if before:
                 for wider, part in zip(index_parts(self.indexer_keys), index_parts(blocks), strict=True):
-                    wider[:, :length] = part[:, :length]
-        blocks = self.indexer_keys
-        _write_index(indexer_key_states, blocks, slots(self, length, new, blocks.shape[1], indexer_key_states))
-        self._index_length = length + new
+                    wider[:, :before] = part[:, :before]
+            blocks = self.indexer_keys
+        keys = indexer_key_states.reshape(-1, INDEX)
+        mla.indexer_k_quant_and_cache(keys, blocks, slots(self, indexer_key_states, blocks.shape[1], before))
+        if static:
+            before.add_(new)
+        else:
+            self._index_length = before + new
         return blocks
 
     def crop(self: Any, tokens_to_remove: int) -> None:
@@ -124,58 +138,16 @@ def dynamic_class(base: type) -> type:
         if blocks is None or blocks.dtype != torch.uint8:
             own.crop(self, tokens_to_remove)
             return
+        # Codes and scales lie apart, so the class's own crop sees none. Somebody may hold what is dropped: it stays.
         self.indexer_keys = blocks[:, :0]
         own.crop(self, tokens_to_remove)
-        # Somebody may hold what is dropped.
         self.indexer_keys = blocks.clone()
-        self._index_length = (
-            min(self._index_length, tokens_to_remove)
-            if tokens_to_remove > 0
-            else max(0, self._index_length + tokens_to_remove)
-        )
+        left = tokens_to_remove if tokens_to_remove > 0 else self._index_length + tokens_to_remove
+        self._index_length = max(0, min(self._index_length, left))
 
     def offload(self: Any) -> None:
         own.offload(self)
         self._rows = None
 
-    return derived(base, update=update, update_indexer=update_indexer, crop=crop, offload=offload)
-
-
-@functools.cache
-def static_class(base: type) -> type:
-    """A `StaticIndexedLayer` of fp8 rows: for CUDA graphs."""
-    own: Any = base
-
-    def positions(new: int, before: Any) -> Any:
-        return torch.arange(new, device=before.device) + before
-
-    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if not _fits(self, key_states, value_states):
-            found: tuple[Any, Any] = own.update(self, key_states, value_states, *args, **kwargs)
-            return found
-        batch, _, new, _ = key_states.shape
-        if not self.is_initialized:
-            self.lazy_initialization(_bytes(key_states, batch, 1, 0, LATENT_BYTES), _bytes(key_states, batch, 1, 0, 0))
-        slots = _slots(batch, self.max_cache_len, positions(new, self.cumulative_length))
-        _write_latents(key_states, value_states, self.keys[:, 0], slots)
-        self.cumulative_length.add_(new)
-        return self.keys, self.values
-
-    def update_indexer(self: Any, indexer_key_states: Any) -> Any:
-        batch, new, _ = indexer_key_states.shape
-        if not self.is_indexer_initialized:
-            self.lazy_initialization_indexer(_bytes(indexer_key_states, batch, 0, INDEX_BYTES))
-            # Codes of all sequences begin at multiples of 16 bytes.
-            missing = -self.max_cache_len % 4
-            if missing:
-                self.indexer_keys = self.indexer_keys.new_zeros(batch, self.max_cache_len + missing, INDEX_BYTES)
-                torch._dynamo.mark_static_address(self.indexer_keys)
-        elif self.indexer_keys.dtype != torch.uint8:
-            return own.update_indexer(self, indexer_key_states)
-        before = self.indexer_cumulative_length
-        slots = _slots(batch, self.indexer_keys.shape[1], positions(new, before))
-        _write_index(indexer_key_states, self.indexer_keys, slots)
-        before.add_(new)
-        return self.indexer_keys
-
-    return derived(base, update=update, update_indexer=update_indexer)
+    methods = {} if static else {"crop": crop, "offload": offload}
+    return derived(base, update=update, update_indexer=update_indexer, **methods)
