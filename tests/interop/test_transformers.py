@@ -269,6 +269,7 @@ def test_disable_gives_the_model_back() -> None:
             assert "self_attn.indexer" in str(report)
         assert [type(m) for m in model.modules()] == kinds
         assert model.config._attn_implementation == "eager"
+        assert not any(name.startswith("_cupymla") for m in model.modules() for name in vars(m))
         assert torch.equal(states(model, tokens()), before)
         dsa.disable(model)
         copied = copy.deepcopy(model)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import InputError, UnsupportedError
-from .families import FAMILIES, VERSIONS, Family, family_of
+from .families import FAMILIES, FP8, VERSIONS, Family, family_of
 
 __all__ = ["Report", "disable", "enable", "enabled"]
 
@@ -89,7 +89,7 @@ def enable(model: Any, *, cache: Literal["fp8"] | None = None) -> Report:
         replaced.append(name)
         if _BEFORE not in module.__dict__:
             _replace(module, attention.attention_class)
-        module.__dict__[attention.FP8] = cache == "fp8"
+        module.__dict__[FP8] = cache == "fp8"
         parts: dict[str, Callable[[type], type]] = {
             "indexer": functools.partial(attention.indexer_class, family=family),
             **{norm: attention.norm_class for norm in _NORMS if _has_norm(module, norm)},
@@ -113,6 +113,7 @@ def disable(model: Any) -> None:
     """Give a model its own classes and attention back. Without effect where `enable` was not called."""
     for module in model.modules():
         before = module.__dict__.pop(_BEFORE, None)
+        module.__dict__.pop(FP8, None)
         if before is not None:
             module.__class__ = before
         if _ATTENTION in module.__dict__:

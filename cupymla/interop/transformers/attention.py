@@ -16,7 +16,7 @@ from ...errors import UnsupportedError
 from .. import torch as mla
 from . import fp8, pools
 from .cache import give_room, joined, whole
-from .families import Family
+from .families import FP8, Family
 from .masks import dense_mask
 
 DECODE_QUERIES = 8
@@ -36,9 +36,6 @@ def is_plain(projection: Any) -> bool:
         and not projection._forward_pre_hooks
     )
 
-
-FP8 = "_cupymla_fp8"
-"""Attribute of an attention module: whether its layer of a cache holds fp8."""
 
 _COUNT = "_cupymla_count"
 """Attribute of a selection: how many of each row's ids count. Layers that share the selection find it there."""

@@ -8,6 +8,9 @@ from typing import Any
 VERSIONS = ((5, 17), (5, 24))
 """The oldest and the newest transformers (major, minor) that the tests ran."""
 
+FP8 = "_cupymla_fp8"
+"""Attribute of an attention module: whether its layer of a cache holds fp8."""
+
 
 @dataclass(frozen=True)
 class Family:

@@ -1,8 +1,6 @@
 """fp8 rows in transformers' caches: `enable(model, cache="fp8")`.
 
-A layer of the cache holds 656 bytes of each latent row (`cache_format="v32_fp8"`) and 132 of its index key, where
-bfloat16 takes 1152 and 256. Each sequence is one block: its slots are its positions, and the indexer reads codes and
-scales where they lie.
+Each sequence is one block of latent rows and one of index keys: the indexer reads codes and scales where they lie.
 """
 
 from __future__ import annotations
@@ -55,10 +53,6 @@ def _write_latents(keys: Any, values: Any, blocks: Any, slots: Any) -> None:
     mla.concat_and_cache_mla(*rows, blocks, slots, cache_format=FORMAT, scale_rule="pow2")
 
 
-def _bytes(like: Any, *shape: int) -> Any:
-    return like.new_empty(shape, dtype=torch.uint8)
-
-
 def _slots(batch: int, room: int, positions: Any) -> Any:
     """Slots of the same positions of each sequence."""
     if batch == 1:
@@ -89,7 +83,7 @@ def fp8_class(base: type) -> type:
             return own.update(self, key_states, value_states, *args, **kwargs)
         batch, _, new, _ = key_states.shape
         if not self.is_initialized:
-            empty = _bytes(key_states, batch, 1, 0, LATENT_BYTES)
+            empty = key_states.new_empty(batch, 1, 0, LATENT_BYTES, dtype=torch.uint8)
             self.lazy_initialization(empty, empty[..., :0])
             self.keys = self.keys if static else empty
         if static:
@@ -108,7 +102,7 @@ def fp8_class(base: type) -> type:
     def update_indexer(self: Any, indexer_key_states: Any) -> Any:
         batch, new, _ = indexer_key_states.shape
         if not self.is_indexer_initialized:
-            empty = _bytes(indexer_key_states, batch, 0, INDEX_BYTES)
+            empty = indexer_key_states.new_empty(batch, 0, INDEX_BYTES, dtype=torch.uint8)
             self.lazy_initialization_indexer(empty)
             self.indexer_keys, self._index_length = empty, 0
             if static:
@@ -120,7 +114,7 @@ def fp8_class(base: type) -> type:
         blocks, before = self.indexer_keys, self.indexer_cumulative_length if static else self._index_length
         frozen = blocks.is_inference() and not torch.is_inference_mode_enabled()
         if not static and (frozen or blocks.shape[1] < before + new):
-            self.indexer_keys = _bytes(blocks, batch, room_for(before, new), INDEX_BYTES)
+            self.indexer_keys = blocks.new_empty(batch, room_for(before, new), INDEX_BYTES)
             if before:
                 for wider, part in zip(index_parts(self.indexer_keys), index_parts(blocks), strict=True):
                     wider[:, :before] = part[:, :before]

@@ -18,16 +18,8 @@ from .. import torch as mla
 def selection(indexer: Any, hidden: Any, queries: Any, kept: Any, cache: Any) -> tuple[Any, Any]:
     """The keys that each query selects, and how many entries of its row may name one.
 
-    Args:
-        indexer: the family's module.
-        hidden: [B, S, hidden_size].
-        queries: index queries [B, S, H, D].
-        kept: [B, S] bool, False where a token is padding: it selects nothing.
-        cache: transformers' cache, or None.
-
-    Returns:
-        (ids [B, S, K] int32, -1 where there is none: first the tail of fewer keys than a pool, then pools, ascending;
-        count [B, S] int32).
+    hidden [B, S, hidden_size]; queries [B, S, H, D]; kept [B, S] bool, False where a token is padding, which selects
+    nothing. Ids are [B, S, K] int32, -1 where there is none: first the tail of fewer keys than a pool, then pools.
     """
     batch, length, _ = hidden.shape
     states = torch.cat(
