@@ -132,6 +132,19 @@ def milliseconds(step: Callable[[], object], repeats: int = 5, warm: int = 2) ->
     return {name: statistics.median(found[name] for found in times) for name in times[0]}
 
 
+def launch_us() -> float:
+    """What a launch of torch's costs the host in this minute: hosts of virtual machines have slow ones."""
+    import torch
+
+    number = torch.zeros(1, device="cuda")
+
+    def launch() -> None:
+        for _ in range(1000):
+            number.add_(1)
+
+    return milliseconds(launch)["host_ms"]
+
+
 def _tokens(work: Work, count: int) -> Any:
     import torch
 
@@ -177,7 +190,7 @@ def measure(work: Work) -> dict[str, Any]:
             return model(ids, past_key_values=cache, use_cache=True).logits
 
         if not static:
-            return milliseconds(decode)
+            return {**milliseconds(decode), "launch_us": launch_us()}
         for _ in range(3):
             decode()
         graph = torch.cuda.CUDAGraph()
