@@ -16,8 +16,8 @@ from transformers_kit import FORWARD, HERE, TOKENS, model_of, states, tokens  # 
 from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import torch as mla  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
+from cupymla.interop.transformers import attention, fp8  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
-from cupymla.interop.transformers import fp8  # noqa: E402
 
 ROTATED = [family for family in HERE if family != "glm5_next_text"]
 """Families of rows that fp8 holds: those with RoPE."""
@@ -129,7 +129,7 @@ def test_generate_with_dynamic_and_static_caches_and_beams() -> None:
 def layer_of(batch: int = 2) -> tuple[Any, Any]:
     """A layer of a dynamic cache in fp8, and 301 index keys of two sequences."""
     cache = transformers.DynamicCache(config=model_of("glm_moe_dsa").config)
-    room.give_room(cache, 0, fp8=True)
+    attention.give_room(cache, 0, in_fp8=True)
     keys = torch.randn(batch, 301, 128, generator=torch.Generator().manual_seed(4)).bfloat16()
     return cache.layers[0], keys
 

@@ -15,7 +15,7 @@ import torch
 from ...errors import UnsupportedError
 from .. import torch as mla
 from . import fp8, pools
-from .cache import give_room, joined, whole
+from .cache import MARK, joined, joint_class, roomy_class, whole
 from .families import FP8, Family
 from .masks import dense_mask
 
@@ -48,6 +48,29 @@ def _count(indices: Any) -> Any:
         return known
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device, dtype=torch.int32)
     return torch.where(indices >= 0, places, 0).amax(-1)
+
+
+def give_room(cache: Any, layer_idx: int, in_fp8: bool = False) -> None:
+    """Let a dynamic layer of a cache grow in place, a static one hold whole rows, and both fp8, if they hold nothing.
+
+    Raises UnsupportedError for fp8 in a layer of another kind.
+    """
+    layers = getattr(cache, "layers", ())
+    if layer_idx >= len(layers):
+        return
+    layer = layers[layer_idx]
+    kind: type = type(layer)
+    if hasattr(kind, MARK):
+        return
+    classes = {"DynamicIndexedLayer": roomy_class, "StaticIndexedLayer": joint_class}
+    class_for: Any = classes.get(kind.__name__)
+    if in_fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
+        if class_for is None:
+            raise UnsupportedError(f"an fp8 cache in a {kind.__name__}", "any device", "DynamicCache, StaticCache")
+        class_for = fp8.fp8_class
+        layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
+    if class_for is not None:
+        layer.__class__ = class_for(kind)
 
 
 class _Latents:

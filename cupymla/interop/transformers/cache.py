@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedError
-
 MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
 """Attributes of a layer's class, and of a buffer: how many of its rows hold tokens."""
 
@@ -24,31 +22,6 @@ _BUFFERS = ("_rows", "_index_rows", "_shared")
 
 STEP = 256
 """A buffer has room for a multiple of so many tokens."""
-
-
-def give_room(cache: Any, layer_idx: int, fp8: bool = False) -> None:
-    """Let a dynamic layer of a cache grow in place, a static one hold whole rows, and both fp8, if they hold nothing.
-
-    Raises UnsupportedError for fp8 in a layer of another kind.
-    """
-    layers = getattr(cache, "layers", ())
-    if layer_idx >= len(layers):
-        return
-    layer = layers[layer_idx]
-    kind: type = type(layer)
-    if hasattr(kind, MARK):
-        return
-    classes = {"DynamicIndexedLayer": _roomy_class, "StaticIndexedLayer": _joint_class}
-    class_for: Any = classes.get(kind.__name__)
-    if fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
-        from .fp8 import fp8_class
-
-        if class_for is None:
-            raise UnsupportedError(f"an fp8 cache in a {kind.__name__}", "any device", "DynamicCache, StaticCache")
-        class_for = fp8_class
-        layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
-    if class_for is not None:
-        layer.__class__ = class_for(kind)
 
 
 def whole(rows: Any) -> Any:
@@ -141,7 +114,7 @@ def derived(base: type, **methods: Any) -> type:
 
 
 @functools.cache
-def _joint_class(base: type) -> type:
+def joint_class(base: type) -> type:
     """A `StaticIndexedLayer` whose keys are whole rows: parts would have to be copied together in each step."""
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -154,7 +127,7 @@ def _joint_class(base: type) -> type:
 
 
 @functools.cache
-def _roomy_class(base: type) -> type:
+def roomy_class(base: type) -> type:
     """A `DynamicIndexedLayer` whose rows lie in a buffer with room."""
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
