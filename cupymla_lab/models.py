@@ -35,6 +35,7 @@ class Work:
         heads, tokens, batch: of attention, of a sequence, sequences.
         attention: "cupymla", or transformers' own: "sdpa" or "eager".
         family: the model's type.
+        cache: "fp8", or nothing: the model's dtype.
     """
 
     what: str
@@ -43,11 +44,12 @@ class Work:
     batch: int = 1
     attention: str = "cupymla"
     family: str = "glm_moe_dsa"
+    cache: str = ""
 
     @property
     def name(self) -> str:
         """As `--only` finds it."""
-        return f"{self.family}_{self.what}_h{self.heads}_t{self.tokens}_b{self.batch}_{self.attention}"
+        return f"{self.family}_{self.what}_h{self.heads}_t{self.tokens}_b{self.batch}_{self.attention}{self.cache}"
 
 
 def _beside(what: str, heads: int, tokens: int, batch: int = 1, own: str = "sdpa") -> tuple[Work, Work]:
@@ -66,8 +68,12 @@ WORKS: tuple[Work, ...] = (
     *_beside("decode", 64, 8192, 8, own="eager"),
     Work("decode", 64, 32768, 8),
     Work("decode", 64, 32768, 32),
+    Work("decode", 64, 131072, cache="fp8"),
+    Work("decode", 64, 32768, 32, cache="fp8"),
+    Work("prefill", 64, 131072, cache="fp8"),
     Work("graph", 64, 32768),
     Work("graph", 64, 131072),
+    Work("graph", 64, 131072, cache="fp8"),
     Work("error", 32, 1024),
     Work("error", 32, 1024, family="deepseek_v32"),
     Work("error", 32, 1024, family="hy_v4"),
@@ -106,12 +112,12 @@ def model_of(work: Work, hidden: int, dtype: Any) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=own).to("cuda", dtype)
     if work.attention == "cupymla":
-        dsa.enable(model)
+        dsa.enable(model, cache="fp8" if work.cache else None)
     return model
 
 
-def milliseconds(step: Callable[[], object], repeats: int = 5, warm: int = 2) -> float:
-    """The median of a step's wall times, after some that do not count."""
+def milliseconds(step: Callable[[], object], repeats: int = 5, warm: int = 2) -> dict[str, float]:
+    """Medians of a step's wall times, after some that do not count: {"ms"}, and {"host_ms"} until the host is free."""
     import torch
 
     times = []
@@ -119,10 +125,24 @@ def milliseconds(step: Callable[[], object], repeats: int = 5, warm: int = 2) ->
         torch.cuda.synchronize()
         start = time.perf_counter()
         step()
+        queued = time.perf_counter()
         torch.cuda.synchronize()
         if repeat >= warm:
-            times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+            times.append({"ms": (time.perf_counter() - start) * 1e3, "host_ms": (queued - start) * 1e3})
+    return {name: statistics.median(found[name] for found in times) for name in times[0]}
+
+
+def launch_us() -> float:
+    """What a launch of torch's costs the host in this minute: hosts of virtual machines have slow ones."""
+    import torch
+
+    number = torch.zeros(1, device="cuda")
+
+    def launch() -> None:
+        for _ in range(1000):
+            number.add_(1)
+
+    return milliseconds(launch)["host_ms"]
 
 
 def _tokens(work: Work, count: int) -> Any:
@@ -138,7 +158,7 @@ def _fill(model: Any, cache: Any, work: Work) -> None:
 
 
 def measure(work: Work) -> dict[str, Any]:
-    """One row: {"ms"}, or the errors."""
+    """One row: times, or the errors."""
     import torch
     from transformers import DynamicCache, StaticCache
 
@@ -152,11 +172,11 @@ def measure(work: Work) -> dict[str, Any]:
             model.zero_grad()
             model(ids, labels=ids, use_cache=False).loss.backward()
 
-        return {"ms": milliseconds(train)}
+        return milliseconds(train)
     with torch.no_grad():
         if work.what == "prefill":
             _fill(model, DynamicCache(config=model.config), replace(work, tokens=2 * CHUNK))
-            return {"ms": milliseconds(lambda: _fill(model, DynamicCache(config=model.config), work), 1, 0)}
+            return milliseconds(lambda: _fill(model, DynamicCache(config=model.config), work), 1, 0)
         static = work.what == "graph"
         cache = (
             StaticCache(config=model.config, max_cache_len=work.tokens + 64)
@@ -170,13 +190,13 @@ def measure(work: Work) -> dict[str, Any]:
             return model(ids, past_key_values=cache, use_cache=True).logits
 
         if not static:
-            return {"ms": milliseconds(decode)}
+            return {**milliseconds(decode), "launch_us": launch_us()}
         for _ in range(3):
             decode()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             decode()
-        return {"ms": milliseconds(graph.replay, 9)}
+        return milliseconds(graph.replay, 9)
 
 
 def errors(work: Work) -> dict[str, Any]:

@@ -236,7 +236,8 @@ _WORDS = {
 
 def _work(row: ModelRow) -> str:
     batch = "" if row["batch"] == 1 else f", batch {row['batch']}"
-    return f"{_WORDS[row['what']]}, {row['heads']} heads, {row['tokens']} tokens{batch}"
+    cache = f", {row['cache']} cache" if row.get("cache") else ""
+    return f"{_WORDS[row['what']]}, {row['heads']} heads, {row['tokens']} tokens{batch}{cache}"
 
 
 def _cost(row: ModelRow | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -11,86 +12,15 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers_kit import FORWARD, HERE, SIZES, TOKENS, model_of, states, tokens  # noqa: E402
+
 from cupymla.errors import UnsupportedError  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
 from cupymla.interop.transformers import families, masks  # noqa: E402
 
-VOCABULARY, TOKENS = 97, 24
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "index_n_heads": 4,
-    "index_head_dim": 128,
-    "mlp_layer_types": ["dense"] * 2,
-    "first_k_dense_replace": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-}
-
-OWN: dict[str, dict[str, Any]] = {
-    "deepseek_v32": {},
-    "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
-    "hy_v4": {},
-    # A layer that shares keys and runs its own indexer, and one without RoPE.
-    "mistral_large4_text": {
-        "num_hidden_layers": 3,
-        "mlp_layer_types": ["dense"] * 3,
-        "kv_source_layers": [0, 1, 1],
-        "no_rope_layers": [0, 1, 1],
-        "indexer_types": ["full", "full", "shared"],
-    },
-    "dots3_note_text": {
-        "layer_types": ["sliding_attention", "indexed_attention"],
-        "sliding_window": 8,
-        "swa_kv_lora_rank": 64,
-        "swa_q_lora_rank": 32,
-        "swa_head_dim": 96,
-        "swa_qk_rope_head_dim": 64,
-        "swa_qk_nope_head_dim": 32,
-        "swa_v_head_dim": 32,
-        "swa_num_attention_heads": 2,
-        "swa_num_key_value_heads": 2,
-    },
-}
-"""What each family wants beside SIZES."""
-
-HERE = [family for family in OWN if family in transformers.CONFIG_MAPPING]
-"""Families that the installed version has: all of them from 5.24 on."""
-
-
-def model_of(family: str, dtype: Any = torch.bfloat16, topk: int = 64, **options: Any) -> Any:
-    """A model with the weights of all models of its family and topk."""
-    config = transformers.AutoConfig.for_model(family, **SIZES | OWN[family] | {"index_topk": topk} | options)
-    torch.manual_seed(0)
-    kind = transformers.AutoModel if family == "mistral_large4_text" else transformers.AutoModelForCausalLM
-    model = kind.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # Larger than they start, so that attention is no average; rounded, so that every dtype has the same.
-            parameter.mul_(3 if parameter.ndim > 1 else 1).copy_(parameter.bfloat16())
-    return model.to(dtype).eval()
-
-
-def tokens(batch: int = 2, count: int = TOKENS) -> Any:
-    """Tokens, none of them padding."""
-    return torch.randint(1, VOCABULARY, (batch, count), generator=torch.Generator().manual_seed(1))
-
-
-def states(model: Any, ids: Any, **options: Any) -> Any:
-    """Logits, or the hidden states of a model without a head."""
-    found = model(ids, **{"use_cache": False} | options)
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+KEYS = [family for family in HERE if family != "glm5_next_text"]
+"""Families whose indexers rank keys, and whose layers all know of packed sequences."""
 
 
 @pytest.mark.parametrize("family", HERE)
@@ -110,20 +40,26 @@ def test_errors_are_at_most_twice_those_of_the_own_code(family: str) -> None:
     exact, own, ours = found
     assert (ours - exact).norm() <= 2 * (own - exact).norm()
     assert (ours - exact).abs().max() <= 2 * (own - exact).abs().max()
-    compared = 0
-    named = [list(model.named_parameters()) for model in models]
-    for (name, one), (_, two), (_, three) in zip(*named, strict=True):
+    gradients = [_gradients(model) for model in models]
+    assert len(gradients[0]) > 10
+    for name, one in gradients[0].items():
+        two, three = (found[name] for found in gradients[1:])
+        slack = 2**-6 * one.norm() if one.numel() < 32 else 0
+        assert (three - one).norm() <= 2 * (two - one).norm() + slack, name
+
+
+def _gradients(model: Any) -> dict[str, Any]:
+    """By parameter; those of hyper-connections, which are a few numbers each, as one."""
+    found: dict[str, list[Any]] = {}
+    for name, parameter in model.named_parameters():
         if ".indexer." in name:
-            assert three.grad is None, "indexers run without gradients, as the family's own"
-            continue
-        norm = one.grad.norm()
-        slack = 2**-6 * norm if one.numel() < 32 else 0
-        assert (three.grad - one.grad).norm() <= 2 * (two.grad - one.grad).norm() + slack, name
-        compared += bool(norm > 0)
-    assert compared > 10
+            assert parameter.grad is None, "indexers run without gradients, as the family's own"
+        elif parameter.grad.norm() > 0:
+            found.setdefault("hyper-connections" if "_hc." in name else name, []).append(parameter.grad.flatten())
+    return {name: torch.cat([part.float() for part in parts]) for name, parts in found.items()}
 
 
-@pytest.mark.parametrize("family", HERE)
+@pytest.mark.parametrize("family", KEYS)
 def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
     """On the same projections; keys whose scores are within 1e-4 of the last selected one may differ."""
     model = model_of(family, topk=6)
@@ -167,6 +103,42 @@ def _replaced(model: Any, kind: type) -> type:
     return next(type(m) for m in model.modules() if type(m) is not kind and type(m).__mro__[1] is kind)
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize(
+    "padding, sizes",
+    [(slice(0, 0), [9, 9]), (slice(0, 5), [8, 9]), (slice(TOKENS - 5, None), [0, 9])],
+    ids=["none", "left", "right"],
+)
+def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
+    padding: slice, sizes: list[int], static: bool
+) -> None:
+    """In chunks of 8, 8 and then 1 token; `sizes`: what both sequences select for the token at 20."""
+    model = model_of("glm5_next_text", topk=8, index_kpool=4)
+    own = model.layers[1].self_attn.indexer
+    mine = copy.deepcopy(own)
+    mine.__class__ = _replaced(model, type(own))
+    hidden = torch.randn(2, TOKENS, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    latent = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    with torch.no_grad():
+        for indexer in (own, mine):
+            indexer.index_kpool_compress_ape.copy_(torch.arange(4.0)[:, None].expand(4, 128))
+    kept = torch.ones(2, TOKENS, dtype=torch.bool)
+    kept[0, padding] = False
+    found = []
+    for indexer in (own, mine):
+        options = {"config": model.config}
+        cache = (
+            transformers.StaticCache(max_cache_len=32, **options) if static else transformers.DynamicCache(**options)
+        )
+        parts = []
+        for start, end in itertools.pairwise((0, 8, 16, *range(17, TOKENS + 1))):
+            cache.update(torch.zeros(2, 1, end - start, 512), torch.zeros(2, 1, end - start, 0), 1)
+            parts += indexer(hidden[:, start:end], latent[:, start:end], kept[:, start:end], cache).unbind(1)
+        found.append([[set(row.tolist()) - {-1} for row in part] for part in parts])
+    assert found[0] == found[1]
+    assert [len(row) for row in found[1][20]] == sizes
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding(side: str) -> None:
     """A padded sequence has the logits of the sequence alone."""
@@ -185,7 +157,7 @@ def test_padding(side: str) -> None:
     torch.testing.assert_close(padded[1:], whole)
 
 
-@pytest.mark.parametrize("family", HERE)
+@pytest.mark.parametrize("family", KEYS)
 def test_packed_sequences(family: str) -> None:
     """Each has the logits of the sequence alone; positions that begin anew tell them apart."""
     model = model_of(family, topk=6)
@@ -218,18 +190,17 @@ def test_prefill_in_chunks_and_decode_are_the_whole_forward(family: str) -> None
     model = model_of(family, topk=6)
     dsa.enable(model)
     ids = tokens()
-    argument = "cache" if family == "mistral_large4_text" else "past_key_values"
     with torch.no_grad():
         whole = states(model, ids)
         cache = transformers.DynamicCache(config=model.config)
 
         def part(start: int, end: int) -> Any:
-            return states(model, ids[:, start:end], **{argument: cache, "use_cache": True})
+            return states(model, ids[:, start:end], **{FORWARD: cache, "use_cache": True})
 
         parts = [part(0, 8), part(8, 16), *(part(at, at + 1) for at in range(16, TOKENS))]
         torch.testing.assert_close(torch.cat(parts, 1), whole, atol=0.02, rtol=0.02)
         assert cache.get_seq_length() == TOKENS
-        if family != "dots3_note_text":  # whose sliding layer has forgotten by then
+        if family not in ("dots3_note_text", "glm5_next_text"):  # whose other layers have forgotten by then
             cache.crop(-6)
             torch.testing.assert_close(part(TOKENS - 6, TOKENS), whole[:, -6:], atol=0.02, rtol=0.02)
 
@@ -298,6 +269,7 @@ def test_disable_gives_the_model_back() -> None:
             assert "self_attn.indexer" in str(report)
         assert [type(m) for m in model.modules()] == kinds
         assert model.config._attn_implementation == "eager"
+        assert not any(name.startswith("_cupymla") for m in model.modules() for name in vars(m))
         assert torch.equal(states(model, tokens()), before)
         dsa.disable(model)
         copied = copy.deepcopy(model)

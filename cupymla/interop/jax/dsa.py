@@ -30,7 +30,6 @@ LATENT, INDEX = 512, 128
 """Channels of a latent row, which are its value too; of an index key, which share a scale in fp8."""
 
 _TESTED = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
-_HALVES = "apply_rotary_pos_emb"
 Index = tuple[Any, Any, Any]
 """Index queries [B, S, H, 128], keys [B, S, 128] and weights [B, S, H] of the tokens."""
 
@@ -84,8 +83,8 @@ def conventions(family: str, *, topk: int, scale: float, **others: Any) -> Conve
     return Conventions(
         topk=topk,
         scale=scale,
-        interleaved=row.attention_rope != _HALVES,
-        index_interleaved=row.rope != _HALVES,
+        interleaved=row.attention_interleaved,
+        index_interleaved=row.interleaved,
         index_rope_last=row.rope_last,
         **others,
     )

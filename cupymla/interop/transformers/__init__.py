@@ -16,10 +16,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ...errors import UnsupportedError
-from .families import FAMILIES, REFUSED, VERSIONS, Family, family_of
+from ...errors import InputError, UnsupportedError
+from .families import FAMILIES, FP8, VERSIONS, Family, family_of
 
 __all__ = ["Report", "disable", "enable", "enabled"]
 
@@ -28,6 +28,9 @@ NAME = "cupymla"
 
 _BEFORE, _ATTENTION = "_cupymla_before", "_cupymla_attention"
 """Attributes of a replaced module: its class, and the attention that its configuration named."""
+
+_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+"""Attributes of an attention module: RMS norms of its latents."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,27 @@ class Report:
         return "\n".join(lines + [f"left alone: {name}: {reason}" for name, reason in self.left.items()])
 
 
-def enable(model: Any) -> Report:
+def enable(model: Any, *, cache: Literal["fp8"] | None = None) -> Report:
     """Run a loaded model's indexers, selections and sparse attention on cupymla, forward and backward.
 
     Modules keep their parameters; their classes and the configuration's attention function change until `disable`.
-    A second call changes nothing more.
+    A second call changes nothing more but the kind of caches.
 
     Args:
         model: a transformers model in bfloat16 or float16, of a family in `families.FAMILIES`.
+        cache: "fp8" to have dynamic and static caches hold 656 bytes of a token's latent row and 132 of its index key
+            in each layer (`fp8`); None for rows of the model's dtype. A cache that holds rows keeps its kind.
 
     Returns:
         What was replaced and what was left alone.
 
     Raises:
+        InputError: `cache` is something else.
         UnsupportedError: the version of transformers, the family, a shape, a dtype or a module's signature does not
             fit; nothing was changed.
     """
+    if cache not in (None, "fp8"):
+        raise InputError("cache", "'fp8' or None", repr(cache), "enable")
     import torch
     import transformers
     from transformers import masking_utils, modeling_utils
@@ -72,7 +80,7 @@ def enable(model: Any) -> Report:
         names = ", ".join(family.name for family in FAMILIES)
         raise UnsupportedError(f"{type(model).__name__}{_because(left)}", "any device", f"models of {names}")
     for name, module, _ in found:
-        _check(name, module)
+        _check(name, module, cache == "fp8")
     modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, attention.attention)
     # It looks at functions and, of padding, at values: what a compiler would have to break at anyway.
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(masks.key_ranges))
@@ -81,10 +89,17 @@ def enable(model: Any) -> Report:
         replaced.append(name)
         if _BEFORE not in module.__dict__:
             _replace(module, attention.attention_class)
-        if module.indexer is not None:
-            replaced.append(f"{name}.indexer")
-            if _BEFORE not in module.indexer.__dict__:
-                _replace(module.indexer, functools.partial(attention.indexer_class, family=family))
+        module.__dict__[FP8] = cache == "fp8"
+        parts: dict[str, Callable[[type], type]] = {
+            "indexer": functools.partial(attention.indexer_class, family=family),
+            **{norm: attention.norm_class for norm in _NORMS if _has_norm(module, norm)},
+        }
+        for part, class_for in parts.items():
+            inner = getattr(module, part)
+            if inner is not None:
+                replaced.append(f"{name}.{part}")
+                if _BEFORE not in inner.__dict__:
+                    _replace(inner, class_for)
     # Modules remember, not the configuration, which may be saved. Attention modules first: they are in every submodel.
     for holder in [*(module for _, module, _ in found), model]:
         config = getattr(holder, "config", None)
@@ -98,6 +113,7 @@ def disable(model: Any) -> None:
     """Give a model its own classes and attention back. Without effect where `enable` was not called."""
     for module in model.modules():
         before = module.__dict__.pop(_BEFORE, None)
+        module.__dict__.pop(FP8, None)
         if before is not None:
             module.__class__ = before
         if _ATTENTION in module.__dict__:
@@ -107,10 +123,10 @@ def disable(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def enabled(model: Any) -> Iterator[Report]:
+def enabled(model: Any, *, cache: Literal["fp8"] | None = None) -> Iterator[Report]:
     """`enable`, and `disable` at the end. Of a model that is enabled already, nothing changes, at the end neither."""
     before = any(_BEFORE in module.__dict__ for module in model.modules())
-    report = enable(model)
+    report = enable(model, cache=cache)
     try:
         yield report
     finally:
@@ -124,17 +140,21 @@ def _replace(module: Any, class_for: Callable[[type], type]) -> None:
     module.__class__ = class_for(own)
 
 
+def _has_norm(module: Any, name: str) -> bool:
+    """Whether a module has an RMS norm of that name that is its class's own, in the dtype of what it gets."""
+    norm: Any = getattr(module, name, None)
+    known = type(norm).__name__.endswith("RMSNorm") and hasattr(norm, "variance_epsilon")
+    return known and "forward" not in norm.__dict__ and norm.weight.dtype == module.kv_b_proj.weight.dtype
+
+
 def _modules_of(model: Any) -> tuple[list[tuple[str, Any, Family]], dict[str, str]]:
     found, left = [], {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
         family = family_of(module)
         if family is not None and (module.indexer is not None or getattr(module, "skip_topk", False)):
             found.append((name, module, family))
         elif family is not None:
             left[name] = "a layer without a selection: it runs as transformers' SDPA"
-        elif kind in REFUSED:
-            left[name] = REFUSED[kind]
     return found, left
 
 
@@ -150,7 +170,7 @@ def _check_version(version: str) -> None:
         raise UnsupportedError(f"transformers {version}", "any device", f"transformers {fits}")
 
 
-def _check(name: str, module: Any) -> None:
+def _check(name: str, module: Any, fp8: bool) -> None:
     """Refuse, by name, what the kernels cannot take: before anything is changed."""
     import torch
 
@@ -171,9 +191,11 @@ def _check(name: str, module: Any) -> None:
     need(weight.dtype in (torch.bfloat16, torch.float16), f"{weight.dtype} weights", "bfloat16 or float16")
     need(module.kv_lora_rank == 512, f"kv_lora_rank={module.kv_lora_rank}", "512")
     need(module.qk_rope_head_dim in (0, 64), f"qk_rope_head_dim={module.qk_rope_head_dim}", "64, or none")
+    need(not fp8 or module.qk_rope_head_dim == 64, "an fp8 cache of rows without RoPE", "qk_rope_head_dim=64")
     need(module.num_heads <= 128, f"{module.num_heads} heads", "at most 128")
     taken = inspect.signature(module.expand_kv).parameters
     need(list(taken) == ["kv_nope", "k_rot"], f"expand_kv({', '.join(taken)})", "expand_kv(kv_nope, k_rot)")
     if module.indexer is not None:
         need(module.indexer.head_dim in (64, 128), f"index_head_dim={module.indexer.head_dim}", "64 or 128")
+        need(not fp8 or module.indexer.head_dim == 128, "an fp8 cache of index keys of 64 channels", "128 channels")
         need(module.indexer.n_heads <= 128, f"{module.indexer.n_heads} index heads", "at most 128")

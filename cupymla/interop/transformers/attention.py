@@ -8,15 +8,15 @@ registered with transformers; `enable` names it in the model's configuration.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import torch
 
 from ...errors import UnsupportedError
 from .. import torch as mla
-from .cache import give_room, joined, whole
-from .families import Family
+from . import fp8, pools
+from .cache import MARK, joined, joint_class, roomy_class, whole
+from .families import FP8, Family
 from .masks import dense_mask
 
 DECODE_QUERIES = 8
@@ -42,9 +42,35 @@ _COUNT = "_cupymla_count"
 
 
 def _count(indices: Any) -> Any:
-    """How many ids of each row count; worked out anew of a selection that came through checkpointing or a compiler."""
+    """How many entries of each row count; worked out anew of a selection that came through checkpointing."""
     known = getattr(indices, _COUNT, None)
-    return (indices >= 0).sum(-1, dtype=torch.int32) if known is None else known
+    if known is not None:
+        return known
+    places = torch.arange(1, indices.shape[-1] + 1, device=indices.device, dtype=torch.int32)
+    return torch.where(indices >= 0, places, 0).amax(-1)
+
+
+def give_room(cache: Any, layer_idx: int, in_fp8: bool = False) -> None:
+    """Let a dynamic layer of a cache grow in place, a static one hold whole rows, and both fp8, if they hold nothing.
+
+    Raises UnsupportedError for fp8 in a layer of another kind.
+    """
+    layers = getattr(cache, "layers", ())
+    if layer_idx >= len(layers):
+        return
+    layer = layers[layer_idx]
+    kind: type = type(layer)
+    if hasattr(kind, MARK):
+        return
+    classes = {"DynamicIndexedLayer": roomy_class, "StaticIndexedLayer": joint_class}
+    class_for: Any = classes.get(kind.__name__)
+    if in_fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
+        if class_for is None:
+            raise UnsupportedError(f"an fp8 cache in a {kind.__name__}", "any device", "DynamicCache, StaticCache")
+        class_for = fp8.fp8_class
+        layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
+    if class_for is not None:
+        layer.__class__ = class_for(kind)
 
 
 class _Latents:
@@ -53,21 +79,41 @@ class _Latents:
     layer_idx: int
 
     def expand_kv(self, kv_nope: Any, k_rot: Any) -> tuple[Any, Any]:
-        """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512."""
+        """[B, 1, L, 512] and [B, 1, L, 64 or 0] as one row a key, and no values: they are the row's first 512.
+
+        Rows that are whole already stay as they are: of static caches, of fp8 [B, 1, L, 656], without RoPE.
+        """
+        if not k_rot.shape[-1]:
+            return kv_nope, k_rot
         rows = joined(kv_nope, k_rot)
         return rows, rows[..., :0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The family's own, with room in its layer of the cache."""
         cache = kwargs.get("cache")
-        give_room(kwargs.get("past_key_values") if cache is None else cache, self.layer_idx)
+        cache = kwargs.get("past_key_values") if cache is None else cache
+        give_room(cache, self.layer_idx, bool(self.__dict__.get(FP8)))
         return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def build_attention_mask_from_topk(self, topk_indices: Any, **sizes: Any) -> Any:
+        """glm5_next's: the ids themselves. Families that hand them on have no such method."""
+        return topk_indices
 
 
 @functools.cache
 def attention_class(base: type) -> type:
     """The class that takes an attention module's place."""
     return type(base.__name__, (_Latents, base), {"__module__": __name__, "__doc__": base.__doc__})
+
+
+@functools.cache
+def norm_class(base: type) -> type:
+    """The class that takes the place of an RMS norm of latents: one launch for the eight of the family's own."""
+
+    def forward(self: Any, hidden_states: Any) -> Any:
+        return torch.nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": __name__, "__doc__": base.__doc__})
 
 
 @functools.cache
@@ -106,7 +152,16 @@ def indexer_class(base: type, family: Family) -> type:
         queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
         return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
 
-    forward = torch.no_grad()(of_latents if family.latent_query else of_hidden_states)
+    def of_pools(
+        self: Any, hidden_states: Any, q_resid: Any, attention_mask: Any, cache: Any = None, past_key_values: Any = None
+    ) -> Any:
+        cache = past_key_values if cache is None else cache
+        indices, count = pools.selection(self, hidden_states, _heads(self, q_resid), attention_mask, cache)
+        setattr(indices, _COUNT, count)
+        return indices
+
+    of_others = of_latents if family.latent_query else of_hidden_states
+    forward = torch.no_grad()(of_pools if family.pools else of_others)
     body = {"forward": forward, "__module__": __name__, "__doc__": base.__doc__}
     return type(base.__name__, (base,), body)
 
@@ -114,6 +169,22 @@ def indexer_class(base: type, family: Family) -> type:
 def _heads(indexer: Any, states: Any) -> Any:
     """Index queries [B, S, H, D] of what they are made of."""
     return indexer.wq_b(states).view(*states.shape[:-1], indexer.n_heads, indexer.head_dim)
+
+
+def _rotated(x: Any, count: int, tables: Any, family: Family) -> Any:
+    """[B, S, heads, D] with `count` channels rotated, rounded as the family's own function does it.
+
+    `tables`: cosines and sines, [B, S, count].
+
+    Of interleaved pairs the first ones come out in front, the second ones behind them.
+    """
+    at = x.shape[-1] - count if family.rope_last else 0
+    rest, part = (x[..., :at], x[..., at:]) if at else (x[..., count:], x[..., :count])
+    half = count // 2
+    pairs = part.unflatten(-1, (half, 2)).transpose(-1, -2) if family.interleaved else part.unflatten(-1, (2, half))
+    a, b = (pairs * table[..., None, None, :half] for table in tables)
+    turned = a[..., 0, :] - b[..., 1, :], a[..., 1, :] + b[..., 0, :]
+    return torch.cat((rest, *turned) if at else (*turned, rest), -1)
 
 
 def _selection(
@@ -126,23 +197,24 @@ def _selection(
             str(hidden.device),
             "causal attention with a padding mask [batch, length]",
         )
-    rotated = indexer.qk_rope_head_dim
     norm = indexer.k_norm
     keys = norm(indexer.wk(hidden).to(norm.weight.dtype)).to(hidden.dtype)[:, :, None]
     if getattr(indexer, "use_rope", True):
-        rotate = getattr(sys.modules[type(indexer).__mro__[1].__module__], family.rope)
-        at = indexer.head_dim - rotated if family.rope_last else rotated
-        (q_first, q_last), (k_first, k_last) = (x.split((at, indexer.head_dim - at), -1) for x in (queries, keys))
-        if family.rope_last:
-            q_last, k_last = rotate(q_last, k_last, *position_embeddings, unsqueeze_dim=2)
-        else:
-            q_first, k_first = rotate(q_first, k_first, *position_embeddings, unsqueeze_dim=2)
-        queries, keys = torch.cat((q_first, q_last), -1), torch.cat((k_first, k_last), -1)
+        # Queries and keys at once: a step of decoding costs what its launches cost the host.
+        both = _rotated(torch.cat((queries, keys), 2), indexer.qk_rope_head_dim, position_embeddings, family)
+        queries, keys = both[:, :, :-1], both[:, :, -1:]
     queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype).squeeze(2)
+    scales: dict[str, Any] = {}
     if cache is not None:
         keys = whole(cache.update_indexer(keys, indexer.layer_idx))
+    if keys.dtype == torch.uint8:
+        keys, scales["k_scale"] = fp8.index_parts(keys)
+        queries, q_scale = mla.quantize_fp8(queries)
+        scales["q_scale"] = q_scale[..., 0]
     project = indexer.weights_proj
-    weights = project(hidden.to(project.weight.dtype)).float() * (indexer.n_heads**-0.5 * indexer.softmax_scale)
+    # Not scaled: factors above zero change no order.
+    weights = project(hidden.to(project.weight.dtype))
+    weights = weights if weights.dtype == torch.bfloat16 else weights.float()
     indices, count = mla.indexer_topk(
         queries,
         keys,
@@ -150,6 +222,7 @@ def _selection(
         min(indexer.index_topk, keys.shape[1]),
         starts=ranges[..., 0],
         ends=ranges[..., 1],
+        **scales,
     )
     setattr(indices, _COUNT, count)
     return indices
@@ -172,7 +245,7 @@ def attention(
     Args:
         module: the attention module; `kv_b_proj` expands latents to keys and values.
         query: [B, H, S, qk_nope_head_dim + qk_rope_head_dim], bf16 or fp16.
-        key: [B, 1, L, 512 or 576], the latent rows, as `expand_kv` leaves them.
+        key: [B, 1, L, 512 or 576], the latent rows, as `expand_kv` leaves them; [B, 1, L, 656] uint8 of an fp8 cache.
         value: not read.
         attention_mask: read by layers without a selection only.
         scaling: of the scores.
@@ -188,6 +261,9 @@ def attention(
         UnsupportedError: attention weights are dropped or asked for; `kv_b_proj` is no longer a plain projection; the
             model was not enabled.
     """
+    pooled = indices is None and hasattr(type(module).__bases__[-1], "build_attention_mask_from_topk")
+    if pooled:
+        indices = attention_mask
     if indices is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -209,9 +285,13 @@ def attention(
         raise UnsupportedError(
             f"kv_b_proj changed to {type(module.kv_b_proj).__name__}, or hooked", str(query.device), PLAIN
         )
+    batch, heads, queries, _ = query.shape
     nope, wide = module.qk_nope_head_dim, module.v_head_dim
-    expand_k, expand_v = module.kv_b_proj.weight.view(module.num_heads, nope + wide, -1).split((nope, wide), 1)
-    absorbed = torch.cat((query[..., :nope] @ expand_k, query[..., nope:]), -1).transpose(1, 2)
+    expand_k, expand_v = module.kv_b_proj.weight.view(heads, nope + wide, -1).split((nope, wide), 1)
+    # A product for each head, of the queries of all sequences: one with a batch axis would copy the weights for each.
+    by_head = query.transpose(0, 1).reshape(heads, batch * queries, -1)
+    absorbed = torch.cat((torch.bmm(by_head[..., :nope], expand_k), by_head[..., nope:]), -1)
+    absorbed = absorbed.view(heads, batch, queries, -1).permute(1, 2, 0, 3)
     rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
     given = {
         "sm_scale": scaling,
@@ -221,14 +301,21 @@ def attention(
     differentiated = torch.is_grad_enabled() and any(
         array is not None and array.requires_grad for array in (absorbed, rows, sink)
     )
-    if query.shape[2] <= DECODE_QUERIES and not differentiated and rows.dtype == torch.bfloat16:
+    cache_format: Any = {torch.bfloat16: "bf16", torch.uint8: fp8.FORMAT}.get(rows.dtype)
+    if queries <= DECODE_QUERIES and not differentiated and cache_format is not None:
         # The rows of all sequences are one cache of blocks of one key.
         slots = indices
-        if len(rows) > 1:
-            first = torch.arange(len(rows), device=rows.device, dtype=torch.int32)[:, None, None] * rows.shape[1]
-            slots = torch.where(indices < 0, -1, indices + first)
+        if batch > 1:
+            room = rows.shape[1]
+            first = torch.arange(0, batch * room, room, device=rows.device, dtype=torch.int32)
+            slots = indices + first[:, None, None]
+            if pooled:  # else what names no key does not count, and may name anything
+                slots = torch.where(indices < 0, -1, slots)
         cache = rows.reshape(-1, 1, rows.shape[-1])
-        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format="bf16", **given)
+        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format=cache_format, **given)
     else:
+        if rows.dtype == torch.uint8:
+            rows = fp8.latents(rows, key.shape[2]).to(query.dtype)
         out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **given)
-    return torch.einsum("bshc,hvc->bshv", out, expand_v), None
+    by_head = torch.bmm(out.reshape(batch * queries, heads, -1).transpose(0, 1), expand_v.transpose(1, 2))
+    return by_head.transpose(0, 1).reshape(batch, queries, heads, wide), None

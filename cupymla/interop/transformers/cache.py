@@ -1,5 +1,7 @@
 """Room to grow in transformers' dynamic cache: new rows are written behind the old ones, not into a copy of all.
 
+Static caches hold whole rows, where transformers from 5.24 on keeps their parts apart.
+
 A layer of the cache keeps its class's behaviour (crop, reorder, offload): its tensors are views of a buffer that is
 larger than them. Kernels get the whole buffer, so the shapes of calls stay the same from step to step, and a further
 call costs the host microseconds. Rows that hold no token are never selected.
@@ -12,23 +14,14 @@ from typing import Any
 
 import torch
 
-_MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
+MARK, _FILLED = "_cupymla_has_room", "_cupymla_filled"
 """Attributes of a layer's class, and of a buffer: how many of its rows hold tokens."""
 
-_BUFFERS = ("_rows", "_index_rows")
+_BUFFERS = ("_rows", "_index_rows", "_shared")
+"""Attributes of a layer that are no part of what it holds."""
 
 STEP = 256
 """A buffer has room for a multiple of so many tokens."""
-
-
-def give_room(cache: Any, layer_idx: int) -> None:
-    """Let a dynamic layer of a cache grow in place. Without effect on layers of another kind, or that have it."""
-    layers = getattr(cache, "layers", ())
-    if layer_idx < len(layers) and type(layers[layer_idx]).__name__ == "DynamicIndexedLayer":
-        layer = layers[layer_idx]
-        if not hasattr(layer, _MARK):
-            own: type = type(layer)
-            layer.__class__ = _roomy_class(own)
 
 
 def whole(rows: Any) -> Any:
@@ -58,7 +51,7 @@ def joined(first: Any, last: Any) -> Any:
     return torch.cat((first, last), -1)
 
 
-def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
+def grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
     """A buffer [B, capacity, d] with room for `fresh` more rows than parts [B, L, ..] have, and L.
 
     `old` is taken when the parts still are all of its rows. Whoever replaced them (beam search) or dropped some, which
@@ -75,15 +68,25 @@ def _grown(old: Any, parts: tuple[Any, ...], fresh: int) -> tuple[Any, int]:
     )
     if same and old.shape[1] >= length + fresh:
         return old, length
-    room = max(length + fresh, length + length // 2)
-    buffer = parts[0].new_empty(batch, -(-room // STEP) * STEP, width)
+    buffer = parts[0].new_empty(batch, room_for(length, fresh), width)
     if length:
         _put(buffer, parts, 0)
     return buffer, length
 
 
+def room_for(length: int, fresh: int) -> int:
+    """Rows of a new buffer that gets `fresh` ones behind `length`."""
+    room = max(length + fresh, length + length // 2)
+    return -(-room // STEP) * STEP
+
+
+def mark_filled(buffer: Any, count: int) -> None:
+    """Remember how many of a buffer's rows hold tokens."""
+    setattr(buffer, _FILLED, count)
+
+
 def _put(buffer: Any, parts: tuple[Any, ...], at: int) -> None:
-    setattr(buffer, _FILLED, at + parts[0].shape[-2])
+    mark_filled(buffer, at + parts[0].shape[-2])
     column = 0
     for part in parts:
         buffer[:, at : at + part.shape[-2], column : column + part.shape[-1]] = part
@@ -97,12 +100,35 @@ def _made(kind: type, state: dict[str, Any]) -> Any:
     return layer
 
 
-@functools.cache
-def _roomy_class(base: type) -> type:
-    """A `DynamicIndexedLayer` whose rows lie in a buffer with room.
+def derived(base: type, **methods: Any) -> type:
+    """A layer's class with other methods. Copied and pickled it is a layer of the class that everybody has.
 
-    It derives from the layer's class alone: an object can only change to a class of the same layout.
+    It derives from that class alone: an object can only change to a class of the same layout.
     """
+
+    def reduced(self: Any, protocol: int) -> Any:
+        return _made, (base, {name: value for name, value in self.__dict__.items() if name not in _BUFFERS})
+
+    body = {"__module__": __name__, "__doc__": base.__doc__, MARK: True, "__reduce_ex__": reduced}
+    return type(base.__name__, (base,), body | methods)
+
+
+@functools.cache
+def joint_class(base: type) -> type:
+    """A `StaticIndexedLayer` whose keys are whole rows: parts would have to be copied together in each step."""
+
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if value_states.shape[-1] and not (self.is_initialized and self.values.shape[-1]):
+            key_states, value_states = torch.cat((key_states, value_states), -1), value_states[..., :0]
+        found: tuple[Any, Any] = base.update(self, key_states, value_states, *args, **kwargs)  # type: ignore[attr-defined]
+        return found
+
+    return derived(base, update=update)
+
+
+@functools.cache
+def roomy_class(base: type) -> type:
+    """A `DynamicIndexedLayer` whose rows lie in a buffer with room."""
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         # Where gradients may come, rows that were read must stay as they are.
@@ -114,7 +140,7 @@ def _roomy_class(base: type) -> type:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         new = key_states[:, 0], value_states[:, 0]
-        buffer, length = _grown(self.__dict__.get("_rows"), (self.keys[:, 0], self.values[:, 0]), new[0].shape[1])
+        buffer, length = grown(self.__dict__.get("_rows"), (self.keys[:, 0], self.values[:, 0]), new[0].shape[1])
         _put(buffer, new, length)
         rows = buffer[:, None, : length + new[0].shape[1]]
         self._rows = buffer
@@ -126,7 +152,7 @@ def _roomy_class(base: type) -> type:
             self.lazy_initialization_indexer(indexer_key_states)
             self.indexer_keys = indexer_key_states[:, :0]
         new = indexer_key_states.shape[1]
-        buffer, length = _grown(self.__dict__.get("_index_rows"), (self.indexer_keys,), new)
+        buffer, length = grown(self.__dict__.get("_index_rows"), (self.indexer_keys,), new)
         _put(buffer, (indexer_key_states,), length)
         self._index_rows = buffer
         self.indexer_keys = buffer[:, : length + new]
@@ -136,15 +162,4 @@ def _roomy_class(base: type) -> type:
         base.offload(self)  # type: ignore[attr-defined]
         self._rows = self._index_rows = None
 
-    def reduced(self: Any, protocol: int) -> Any:
-        """Copied and pickled as a layer of the class that everybody has."""
-        return _made, (base, {name: value for name, value in self.__dict__.items() if name not in _BUFFERS})
-
-    body = {
-        "update": update,
-        "update_indexer": update_indexer,
-        "offload": offload,
-        "__reduce_ex__": reduced,
-        _MARK: True,
-    }
-    return type(base.__name__, (base,), {"__module__": __name__, "__doc__": base.__doc__, **body})
+    return derived(base, update=update, update_indexer=update_indexer, offload=offload)

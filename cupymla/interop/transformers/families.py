@@ -8,6 +8,9 @@ from typing import Any
 VERSIONS = ((5, 17), (5, 24))
 """The oldest and the newest transformers (major, minor) that the tests ran."""
 
+FP8 = "_cupymla_fp8"
+"""Attribute of an attention module: whether its layer of a cache holds fp8."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -21,35 +24,33 @@ class Family:
     """Class of the attention module."""
     indexer: str
     """Class of the indexer module."""
-    rope: str = "apply_rotary_pos_emb_interleave"
-    """Function of the family's own module that rotates the index heads: interleaved pairs or halves."""
+    interleaved: bool = True
+    """Index heads are rotated in neighbouring pairs, otherwise in halves."""
     rope_last: bool = False
     """The last channels of an index head are rotated, not the first."""
-    attention_rope: str = "apply_rotary_pos_emb_interleave"
+    attention_interleaved: bool = True
     """The same of the attention's own heads and keys; read by `interop.jax.dsa`."""
     latent_query: bool = True
     """The index queries are made of the attention's query latent, not of the hidden states."""
+    pools: bool = False
+    """The indexer ranks pools of keys (`pools`)."""
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("deepseek_v32", "DeepseekV32Attention", "DeepseekV32Indexer", rope="apply_rotary_pos_emb"),
+    Family("deepseek_v32", "DeepseekV32Attention", "DeepseekV32Indexer", interleaved=False),
     Family("glm_moe_dsa", "GlmMoeDsaAttention", "GlmMoeDsaIndexer"),
     Family(
         "hy_v4",
         "HYV4Attention",
         "HYV4Indexer",
-        rope="apply_rotary_pos_emb",
+        interleaved=False,
         rope_last=True,
-        attention_rope="apply_rotary_pos_emb",
+        attention_interleaved=False,
     ),
     Family("mistral_large4", "MistralLarge4TextAttention", "MistralLarge4TextIndexer", latent_query=False),
     Family("dots3_note", "Dots3NoteTextAttention", "Dots3NoteTextIndexer"),
+    Family("glm5_next", "Glm5NextTextAttention", "Glm5NextTextIndexer", pools=True),
 )
-
-REFUSED: dict[str, str] = {
-    "Glm5NextTextAttention": "glm5_next scores pools of four keys, which has no kernel here",
-}
-"""Attention classes that are left alone, with the reason."""
 
 
 def family_of(module: Any) -> Family | None:

@@ -44,33 +44,39 @@ def key_ranges(
     device = attention_mask.device if attention_mask is not None else options.get("device")
     if device is None:
         device = q_offset.device if isinstance(q_offset, torch.Tensor) else "cpu"
-    ends = torch.arange(1, q_length + 1, device=device) + (q_offset - kv_offset)
-    ends = ends.expand(batch_size, q_length)
-    starts = torch.zeros_like(ends)
-    if attention_mask is not None:
-        kept = attention_mask[:, :kv_length].to(torch.bool)
+    both, starts, ends = _empty_ranges(batch_size, q_length, device)
+    if q_length == 1 and isinstance(q_offset, int):
+        ends.fill_(q_offset - kv_offset + 1)
+    else:
+        ends.copy_(torch.arange(1, q_length + 1, device=device) + (q_offset - kv_offset))
+    kept = None if attention_mask is None else attention_mask[:, :kv_length].to(torch.bool)
+    # What `generate` gives without padding. The host waits, once a step.
+    if kept is not None and not kept.all():
         first = kept.to(torch.int32).argmax(-1, keepdim=True)
         last = first + kept.sum(-1, keepdim=True)
         if not _together(kept, first, last):
             raise UnsupportedError("a padding mask with zeros between ones", str(device), "padding at the ends")
-        starts = first.expand_as(ends)
-        ends = torch.minimum(ends, last)
+        starts.copy_(first)
+        ends.copy_(torch.minimum(ends, last))
     if sequences is not None:
         # A sequence begins where the number of its neighbour is another one.
-        positions = torch.arange(q_length, device=ends.device).expand(batch_size, q_length)
-        sequences = sequences.to(ends.device).expand(batch_size, q_length)
+        positions = torch.arange(q_length, device=device).expand(batch_size, q_length)
+        sequences = sequences.to(device).expand(batch_size, q_length)
         before = torch.nn.functional.pad(sequences[:, :-1], (1, 0), value=-1)
         first = torch.where(sequences != before, positions, 0).cummax(-1).values
-        starts = torch.maximum(starts, first)
-    return _side_by_side(starts, ends)[:, None]
+        starts.copy_(torch.maximum(starts, first))
+    return both[:, None]
 
 
-def _side_by_side(starts: Any, ends: Any) -> Any:
-    """[B, S, 2] int32 whose two parts lie contiguous, each at a multiple of 16 bytes: other addresses cost the host."""
-    count = starts.numel()
-    both = starts.new_empty((2, -(-count // 4) * 4), dtype=torch.int32)
-    both[0, :count], both[1, :count] = starts.reshape(-1), ends.reshape(-1)
-    return both[:, :count].view(2, *starts.shape).permute(1, 2, 0)
+def _empty_ranges(batch: int, queries: int, device: Any) -> tuple[Any, Any, Any]:
+    """[B, S, 2] int32, 0 where they start, and both parts of it.
+
+    The parts lie contiguous, each at a multiple of 16 bytes: other addresses cost the host.
+    """
+    count = batch * queries
+    whole = torch.zeros(2, -(-count // 4) * 4, device=device, dtype=torch.int32)
+    parts = whole[:, :count].view(2, batch, queries)
+    return parts.permute(1, 2, 0), parts[0], parts[1]
 
 
 def _parts(mask_function: Any) -> tuple[bool, Any]:
