@@ -12,6 +12,7 @@ import pytest
 import cupymla
 from cupymla.ops.indexer_topk import plan, spec
 from cupymla.ops.indexer_topk.cases import IndexerTopkCase
+from cupymla.ops.topk import plan as selection
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.subjects import Subject
@@ -94,6 +95,16 @@ def test_more_than_a_list_holds(what: str) -> None:
         arguments["k"].view(np.uint8)[::3, 0] = 0x7F
     with emulated("sm_90a", 3, Settings("lazy", seed=4, races="hardware")) as machine:
         assert flagged(machine, arguments) == 9
+
+
+def test_clusters_select_in_flagged_rows_and_leave_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "CLUSTER_ROW", 512)
+    arguments = SUBJECT.cases.inputs(scored(), 4)
+    arguments["k"][:] = arguments["k"][0]
+    arguments["ends"] = np.where(np.arange(9) % 2, 200, 800).astype(np.int32)
+    with emulated("sm_90a", 132) as machine:
+        assert flagged(machine, arguments) == 5
+        assert machine.launches[-1].cluster == 8
 
 
 def test_a_full_list_is_not_counted_on() -> None:
