@@ -1,4 +1,4 @@
-"""Puts into the wheel, as `cupymla/_packed/`: `cuda/`, the CUTLASS headers that our kernels include, the evidence."""
+"""Puts into the wheel, as `cupymla/_packed/`, `cuda/` without comments, the CUTLASS headers it includes, evidence."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ class PackHeaders(BuildHookInterface):  # type: ignore[type-arg]
             return
         sys.path.insert(0, self.root)
         try:
-            from cupymla.build.pack import files, runs
+            from cupymla.build.pack import pack, runs
         finally:
             sys.path.remove(self.root)
-        for name, file in files().items():
-            build_data["force_include"][str(file)] = f"cupymla/_packed/{name}"
-        self._runs = Path(tempfile.mkdtemp()) / "evidence.json"
-        self._runs.write_text(runs(Path(self.root, "tests", "evidence")), encoding="utf-8")
-        build_data["force_include"][str(self._runs)] = "cupymla/_packed/evidence.json"
+        self._packed = Path(tempfile.mkdtemp())
+        pack(self._packed)
+        (self._packed / "evidence.json").write_text(runs(Path(self.root, "tests", "evidence")), encoding="utf-8")
+        build_data["force_include"][str(self._packed)] = "cupymla/_packed"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was written for the wheel alone."""
         if version != "editable":
-            shutil.rmtree(self._runs.parent)
+            shutil.rmtree(self._packed)

@@ -1,7 +1,8 @@
 """Evidence that a kernel ran and was right: written by `cupymla_lab.recorder`, read by the support table.
 
-One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds the content hash of the kernel's
-include closure, so that an edit of any file the kernel is made from shows as evidence that is no longer current.
+One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds a hash of the kernel's include
+closure without comments, so that an edit of any code the kernel is made from shows as evidence that is no longer
+current.
 A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`. What both say is told in one of five
 words (`Status`).
 """
@@ -40,7 +41,7 @@ class Evidence:
 
     Attributes:
         operator, kernel, arch: which kernel.
-        content_hash: of the sources that ran (`build.content_hash`).
+        content_hash: of the sources that ran (`build.code_hash`).
         gpu: product name of the GPU.
         driver: its driver's release.
         toolkit: compiler and headers.
@@ -181,9 +182,9 @@ def _facts(found: Evidence | WithoutGpu, gpu: str | None, current: bool | None) 
 
 
 def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
-    """The content hash of a kernel's present sources; None when they are not all there."""
+    """The hash of a kernel's present sources, without comments; None when they are not all there."""
     try:
-        return build.content_hash(operators.unit(entry, kernel))
+        return build.code_hash(operators.unit(entry, kernel))
     except CupymlaError:
         return None
 

@@ -242,3 +242,33 @@ def test_the_translation_unit_counts_itself(tmp_path: Path) -> None:
     before = content_hash(kernel)
     (tmp_path / "plain.cu").write_text(PLAIN + "// one more line\n")
     assert content_hash(kernel) != before
+
+
+# Without comments -----------------------------------------------------------------------------------------------------
+
+
+def test_comments_are_no_part_of_the_code(tmp_path: Path) -> None:
+    text = "// What it is.\nint a = 1;  // one\n  // and more\nint b;\n"
+    kernel = written(tmp_path, "unit.cu", text, "k")
+    whole, code = content_hash(kernel), source.code_hash(kernel)
+    written(tmp_path, "unit.cu", text.replace("What it is", "What it was"), "k")
+    assert content_hash(kernel) != whole and source.code_hash(kernel) == code
+    written(tmp_path, "unit.cu", "int a = 1;  // one\nint b;\n", "k")
+    assert source.code_hash(kernel) == code
+    written(tmp_path, "unit.cu", text.replace("= 1", "= 2"), "k")
+    assert source.code_hash(kernel) != code
+
+
+def test_no_comment_of_ours_is_in_the_middle_of_a_line_of_code() -> None:
+    """A backslash would join it with the next one, or with the one before."""
+    root = source.cuda_root()
+    joined = []
+    for file in sorted(root.rglob("*.cu*")):
+        if "third_party" in file.parts:
+            continue
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for before, line in zip(["", *lines], lines, strict=False):
+            if line.lstrip().startswith("//") and (before.endswith("\\") or line.endswith("\\")):
+                joined.append(f"{file.relative_to(root)}: {line}")
+        assert 'R"' not in file.read_text(encoding="utf-8"), "a raw string could have a line like that"
+    assert joined == []

@@ -10,13 +10,14 @@ from ..errors import CompileError
 from . import cache, compiler
 from .cubin import Cubin, Image, Resources, frozen
 from .loader import Kernel, load, raw_module
-from .source import KernelSource, content_hash
+from .source import KernelSource, code_hash, content_hash
 
 __all__ = [
     "Cubin",
     "Kernel",
     "KernelSource",
     "Resources",
+    "code_hash",
     "content_hash",
     "cubin",
     "forget",

@@ -7,12 +7,11 @@ serves a checkout on a machine that cannot have CUTLASS otherwise.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 from ..errors import CupymlaError
-from .source import KernelSource, closure, cuda_root, units
+from .source import KernelSource, closure, cuda_root, units, without_comments
 
 
 def files() -> dict[str, Path]:
@@ -53,12 +52,13 @@ def runs(folder: Path) -> str:
 
 
 def pack(folder: Path) -> int:
-    """Copy `files()` into a folder; returns how many. Raises CompileError like `files`."""
+    """Copy `files()` into a folder, ours without comments; returns how many. Raises CompileError like `files`."""
     found = files()
     for name, file in found.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+        content = file.read_bytes()
+        target.write_bytes(without_comments(content) if name.startswith("cuda/") else content)
     return len(found)
 
 

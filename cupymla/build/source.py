@@ -83,12 +83,14 @@ class Member:
         name: its path inside that tree, with forward slashes.
         file: where it lies.
         digest: SHA-256 of its content.
+        code_digest: the same; of a file of ours, without lines that are comments.
     """
 
     tree: str
     name: str
     file: Path
     digest: str
+    code_digest: str
 
 
 def cuda_root() -> Path:
@@ -155,19 +157,28 @@ def trees(source: KernelSource) -> tuple[Tree, ...]:
     return tuple(found)
 
 
+_COMMENT = re.compile(rb"^[ \t]*//.*\n?", re.MULTILINE)
+
+
+def without_comments(text: bytes) -> bytes:
+    """A source of ours without the lines that are comments. None of these is part of a macro."""
+    return _COMMENT.sub(b"", text)
+
+
 @functools.lru_cache(maxsize=4096)
-def _read(file: str, modified_ns: int, size: int) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
-    """Digest, includes as (name, quoted), and whether an include is spelled by a macro."""
+def _read(file: str, modified_ns: int, size: int) -> tuple[str, str, tuple[tuple[str, bool], ...], bool]:
+    """Digest, that of the code alone, includes as (name, quoted), and whether an include is spelled by a macro."""
     text = Path(file).read_bytes()
     matches = list(_INCLUDE.finditer(text))
     includes = tuple(((m[1] or m[2]).decode(), m[2] is not None) for m in matches if not m[3])
-    return hashlib.sha256(text).hexdigest(), includes, any(m[3] for m in matches)
+    digest, code_digest = (hashlib.sha256(some).hexdigest() for some in (text, without_comments(text)))
+    return digest, code_digest, includes, any(m[3] for m in matches)
 
 
 _read_lock = threading.Lock()
 
 
-def _scan(file: Path) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
+def _scan(file: Path) -> tuple[str, str, tuple[tuple[str, bool], ...], bool]:
     state = file.stat()
     with _read_lock:
         return _read(str(file), state.st_mtime_ns, state.st_size)
@@ -208,10 +219,11 @@ def closure(source: KernelSource) -> tuple[Member, ...]:
         tree, file = waiting.pop()
         if file in members:
             continue
-        digest, includes, by_macro = _scan(file)
+        digest, code_digest, includes, by_macro = _scan(file)
         if by_macro and tree.label != "cutlass":
             raise CompileError(str(file), "an #include spelled by a macro hides what this file depends on")
-        members[file] = Member(tree.label, file.relative_to(tree.folder).as_posix(), file, digest)
+        name = file.relative_to(tree.folder).as_posix()
+        members[file] = Member(tree.label, name, file, digest, digest if tree.label == "cutlass" else code_digest)
         for name, quoted in includes:
             found = _locate(name, file if quoted else None, where)
             if found:
@@ -227,7 +239,15 @@ def content_hash(source: KernelSource) -> str:
     No absolute path and no compiler enters: two checkouts of one commit agree on every machine. Raises
     CompileError like `closure`.
     """
-    files = [(member.tree, member.name, member.digest) for member in closure(source)]
+    return _hash(source, [(member.tree, member.name, member.digest) for member in closure(source)])
+
+
+def code_hash(source: KernelSource) -> str:
+    """The same, without our comments: what evidence speaks for. A wheel's sources have none. Raises CompileError."""
+    return _hash(source, [(member.tree, member.name, member.code_digest) for member in closure(source)])
+
+
+def _hash(source: KernelSource, files: list[tuple[str, str, str]]) -> str:
     defines = [[name, str(value)] for name, value in source.defines]
     text = json.dumps([source.path, source.entry, defines, source.arch, files])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -15,7 +15,7 @@ import torch
 from ...errors import UnsupportedError
 from .. import torch as mla
 from . import fp8, pools
-from .cache import MARK, joined, joint_class, roomy_class, whole
+from .cache import MARK, joined, roomy_class, static_class, whole
 from .families import FP8, Family
 from .masks import dense_mask
 
@@ -62,7 +62,7 @@ def give_room(cache: Any, layer_idx: int, in_fp8: bool = False) -> None:
     kind: type = type(layer)
     if hasattr(kind, MARK):
         return
-    classes = {"DynamicIndexedLayer": roomy_class, "StaticIndexedLayer": joint_class}
+    classes = {"DynamicIndexedLayer": roomy_class, "StaticIndexedLayer": static_class}
     class_for: Any = classes.get(kind.__name__)
     if in_fp8 and kind.__name__ != "DummyLayer":  # a layer that reads another one's keys holds none
         if class_for is None:

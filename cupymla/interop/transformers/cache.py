@@ -114,7 +114,7 @@ def derived(base: type, **methods: Any) -> type:
 
 
 @functools.cache
-def joint_class(base: type) -> type:
+def static_class(base: type) -> type:
     """A `StaticIndexedLayer` whose keys are whole rows: parts would have to be copied together in each step."""
 
     def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
