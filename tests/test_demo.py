@@ -132,12 +132,12 @@ def test_a_gpu_takes_the_kernels_of_both_problems(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attn_dist_cases, "inputs", lambda case, seed, xp=np: {"case": case, "xp": xp})
     asked: list[tuple[str, object]] = []
 
-    def sources(subject: Subject, inputs: dict[str, Any], gpu: Gpu) -> tuple[KernelSource, ...]:
+    def sources(subject: operators.Subject, inputs: dict[str, Any], gpu: Gpu) -> tuple[KernelSource, ...]:
         assert gpu is HOPPER
         asked.append((inputs["case"].name, inputs["xp"]))
         return source("both"), source(inputs["case"].name)
 
-    monkeypatch.setattr(Subject, "sources", sources)
+    monkeypatch.setattr(operators.Subject, "sources", sources)
     chosen = demo.part("attn_dist", HOPPER)
     small, timed = attn_dist_cases.DEMO, attn_dist_cases.BENCH[0]
     assert asked == [(small.name, np), (timed.name, cupy)]

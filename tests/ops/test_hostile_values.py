@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import cupymla
 from cupymla.errors import InputError
 from cupymla.ops import registry
+from cupymla_lab.subjects import Subject
 
 ROWS = np.zeros((2, 3, 64), np.float32)
 KEYS, VALUES = np.zeros((1, 3, 16, 8, 4), np.float32), np.zeros((1, 3, 64, 8), np.float32)
@@ -59,7 +59,7 @@ def good(name: str) -> dict[str, Any]:
     """The arrays of a small call that passes, its options left out."""
     if name in CALLS:
         return CALLS[name]
-    cases: Any = import_module(f"{registry.named(name).module}.cases")
+    cases = Subject(name).cases
     case = min((case for case in cases.CASES if cases.flops(case)), key=cases.flops)
     parameters = inspect.signature(getattr(cupymla, name)).parameters
     arguments = cases.inputs(case, 0)
