@@ -16,7 +16,7 @@ REGISTERED = registry.OPERATORS
 
 def missing_files(entry: OperatorEntry) -> list[str]:
     """What a registered operator lacks, relative to the checkout: modules that every operator has, and its kernels."""
-    modules = [f"cupymla/ops/{entry.folder}/{name}.py" for name in FILES]
+    modules = [*(f"cupymla/ops/{entry.folder}/{name}.py" for name in FILES), f"cupymla_lab/problems/{entry.name}.py"]
     kernels = [f"cuda/{entry.folder}/{kernel.folder}/{kernel.name}.cu" for kernel in entry.kernels]
     return [file for file in (*modules, *kernels) if not (ROOT / file).is_file()]
 
