@@ -40,18 +40,15 @@ _HEAD = """# Survey of mutants
 an edit of its PTX. The PTX interpreter and the host engine (PTX as C++) ran the mutants. The survey was to decide
 whether the interpreter can go: the host engine has to catch whatever the interpreter catches.
 
-**It is not complete.** What stands in the column "both ran" can be compared; the rest has run on one engine or on none.
-No kernel for sm_100f has been run. `python tests/emulate/survey_mutants.py --which compared` runs on the host engine
-what the interpreter has run, without an option all that has not run.
+The column "both ran" is all that the interpreter has run. Of the rest some have run on the host engine, some on none:
+`python tests/emulate/survey_mutants.py` runs them.
 
 - Mutants: at most {most} a kernel, drawn with seed {seed} from all whose instructions a small case executes in which
   the kernel's rings come round, of each kind and of each place in turn. `tests/emulate/mutants.json` lists them, with
   the case and with how either engine caught each.
 - Runs: `races="hardware"`. The interpreter ran seed 0; where time ran out, a part of the mutants that a seed drew. The
-  host engine ran mode lazy, and for dist-64 and a part of fwd-small-head mode random as well.
-- The host engine changed on the same day. What is recorded ran on several of its states, none of them the last. The
-  mutant of fwd-small-head that the interpreter alone caught ran before the host engine knew the arrays of a call, and
-  not again since; mutants of that kind in dist-64 and gemv are caught.
+  host engine ran modes lazy, eager and random, a few of them lazy alone, on states of it from 2026-11-27 on. Kernels
+  were edited since the interpreter went: a mutant is found again by its instruction.
 - Caught means an error, a result that the accuracy criterion refuses, or no end.
 - A bound is idle where it holds for every thread of the case, so that nothing changes without it. That is known only of
   what the host engine has run since it was looked at.
