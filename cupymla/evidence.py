@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from . import build
 from .bench import machine
+from .build.pack import COUNTS
 from .errors import CupymlaError
 from .ops import registry
 from .ops.registry import KernelEntry, OperatorEntry
@@ -25,7 +26,6 @@ from .testing import operators
 
 FOLDER = machine.ROOT / "tests" / "evidence"
 PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence.json"
-COUNTS = "cases.json"
 BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
 
 Ran = Literal["hardware", "emulated"]

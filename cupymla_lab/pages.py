@@ -20,6 +20,7 @@ from typing import Any
 import cupymla
 from cupymla import evidence
 from cupymla.bench import machine, report
+from cupymla.build import pack
 from cupymla.ops import registry
 
 from .subjects import Subject
@@ -399,7 +400,7 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
 
 
 PICTURE = "docs/benchmarks/comparison.svg"
-COUNTS = "tests/evidence/cases.json"
+COUNTS = f"tests/evidence/{pack.COUNTS}"
 
 
 def counts() -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from cupymla import driver, evidence
 from cupymla.bench import machine
+from cupymla.build import pack
 from cupymla.build.source import cuda_root
 from cupymla.ops import registry
 from cupymla.ops.case import Case
@@ -403,7 +404,7 @@ def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
 
 
 def test_counts_of_cases_are_of_the_present_ones() -> None:
-    assert (evidence.FOLDER / evidence.COUNTS).read_text(encoding="utf-8") == pages.counts()
+    assert (evidence.FOLDER / pack.COUNTS).read_text(encoding="utf-8") == pages.counts()
 
 
 def test_support_rows_name_every_operator_and_kernel_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 from snippets_kit import GROUP, require_success
 
 from cupymla import config, driver, evidence
+from cupymla.build import pack
 from cupymla.ops import registry
 from cupymla_lab import gpu_tests, pages
 
@@ -46,7 +47,7 @@ def test_every_evidence_file_belongs_to_a_kernel() -> None:
     """Evidence of a kernel that was renamed or removed would sit there unread. Two files are not of one kernel."""
     rows = evidence.support_rows()
     known = {f"{row.operator}.{row.kernel}.{row.arch}{end}.json" for row in rows for end in ("", ".cpu")}
-    assert {file.name for file in evidence.FOLDER.glob("*.json")} <= {*known, evidence.COUNTS, gpu_tests.FILE.name}
+    assert {file.name for file in evidence.FOLDER.glob("*.json")} <= {*known, pack.COUNTS, gpu_tests.FILE.name}
 
 
 def test_environment_variables_are_the_ones_that_are_read() -> None:

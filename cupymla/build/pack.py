@@ -33,6 +33,9 @@ def files() -> dict[str, Path]:
     return packed
 
 
+COUNTS = "cases.json"
+"""The file of evidence that says how many cases there are."""
+
 UNTOLD = ("driver", "how", "emulator", "worst_errors", "repeats", "sanitizers")
 """What files of evidence hold and `cupymla list` does not tell."""
 
@@ -47,7 +50,7 @@ def runs(folder: Path) -> str:
         }
         for file in sorted(folder.glob("*.sm_*.json"))
     }
-    told["cases.json"] = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+    told[COUNTS] = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
     return json.dumps(told, separators=(",", ":"))
 
 

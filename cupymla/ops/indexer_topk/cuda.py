@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from ... import build, driver
-from ...launch import Geometry, Launcher
+from ... import driver
+from ...launch import Launcher
 from ...tensor import View
 from ..bound import Launches, Results
-from ..gpu import check_record
 from ..indexer_logits import cuda as scoring
 from ..indexer_logits.spec import Problem as ScoringProblem
 from ..indexer_logits.spec import ScoredViews
@@ -79,8 +78,6 @@ class _Part:
         own_scores = replace(scores, lead=lead, queries=chunk.rows, options=own_options)
         self.scoring = scoring.Binding(self._views, own_scores, logits, "flagged" if flagged else "none")
         chosen = (plan.select_flagged if flagged else plan.select)(selected, arch, multiprocessors)
-        kernel = build.kernel(chosen.source, device.index)
-        check_record(chosen.source, kernel.facts, Parameters)
         self._record = Parameters(
             q_start=q_start,
             k_stride=options.k_stride,
@@ -94,10 +91,8 @@ class _Part:
         self._result_offsets = [
             None if view is None else _bytes_before(view, chunk, bool(scores.lead)) for view in results
         ]
-        smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
-        geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
         self.launchers: Sequence[Launcher | None]
-        self.launchers = self.scoring.launcher, Launcher(kernel, geometry, (self._record,))
+        self.launchers = self.scoring.launcher, selection.launcher(chosen, self._record, device.index)
 
     def point(self, views: Views, results: Sequence[int | None], workspace: int) -> None:
         """Set every address; `results` has one for each name."""
@@ -163,14 +158,8 @@ class _Filter:
         self._result_offsets = [
             _bytes_before(view, rows, bool(scores.lead)) for view in results[:2] if view is not None
         ]
-        launchers = []
-        for launch in (plan.thresholds(part, arch), chosen):
-            kernel = build.kernel(launch.source, index)
-            check_record(launch.source, kernel.facts, FilterParameters)
-            smem_bytes = kernel.facts["smem_bytes"] + launch.array_bytes
-            launchers.append(
-                Launcher(kernel, Geometry((launch.ctas, 1, 1), launch.threads, smem_bytes), (self._record,))
-            )
+        planned = plan.thresholds(part, arch), chosen
+        launchers = [selection.launcher(each, self._record, index) for each in planned]
 
         # Of all rows, so that a chunk finds its own.
         self._limits = raw(scores.queries, dtype="int32"), raw(scores.queries, dtype="int32")

@@ -175,8 +175,6 @@ class _Selection:
         overlaps = overlaps and driver.has_dependent_launch(problem.device.index)
         selected = plan.selected(problem, chunk.requests)
         chosen = plan.select(selected, arch, multiprocessors)
-        kernel = build.kernel(chosen.source, problem.device.index)
-        check_record(chosen.source, kernel.facts, Parameters)
         self._offsets = {name: _bytes_before(getattr(views, name), chunk.first) for name in _LISTS}
         self._result_offsets = [_bytes_before(result, chunk.first) for result in results]
         options = problem.options
@@ -192,9 +190,7 @@ class _Selection:
         selection.fill(record, selected, chosen, arrays | dict(zip(_RESULTS[:3], results, strict=False)))
         lse = results[3]
         record.lse_batch, record.lse_row = batched_strides(None if lse is None else lse.strides, 2)
-        smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
-        geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster, pdl=overlaps)
-        self.launcher = Launcher(kernel, geometry, (record,))
+        self.launcher = selection.launcher(chosen, record, problem.device.index, pdl=overlaps)
 
     def point(self, views: Views, results: Sequence[int | None], scores: int) -> None:
         """Set every address; `results` has one for each name."""

@@ -43,26 +43,35 @@ def fill(made: Parameters, problem: Problem, chosen: plan.Plan, arrays: dict[str
         setattr(made, f"{name}_row", row)
 
 
+def launcher(chosen: plan.Plan, record: Parameters, device: int, pdl: bool = False) -> Launcher:
+    """A planned launch of a kernel that has that record; also of the operators that select from their scores.
+
+    Raises CompileError, UnsupportedError, DriverError.
+    """
+    kernel = build.kernel(chosen.source, device)
+    check_record(chosen.source, kernel.facts, type(record))
+    smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
+    return Launcher(
+        kernel, Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster, pdl=pdl), (record,)
+    )
+
+
 class Binding(Launches):
     """The kernel with everything that one problem and its layouts fix; it launches nothing without a row."""
 
     def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
-        launcher = None
+        launch = None
         if problem.batch * problem.rows:
             index = problem.device.index
             arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(index)
             chosen = plan.plan(problem, arch, multiprocessors)
-            kernel = build.kernel(chosen.source, index)
-            check_record(chosen.source, kernel.facts, Parameters)
             made = (*results, None)
             arrays = {"scores": views.scores, "starts": views.starts, "ends": views.ends}
             arrays |= {"indices": made[0], "count": made[1], "values": made[2]}
             self._record = Parameters()
             fill(self._record, problem, chosen, arrays)
-            smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
-            geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
-            launcher = Launcher(kernel, geometry, (self._record,))
-        super().__init__(launcher)
+            launch = launcher(chosen, self._record, index)
+        super().__init__(launch)
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
