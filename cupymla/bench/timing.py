@@ -294,7 +294,7 @@ def host_us_in_turns(
     calls: Mapping[str, Callable[[], object]],
     synchronize: Callable[[], object],
     rounds: int = 40,
-    seconds: float = 12.0,
+    seconds: float = 5.0,
 ) -> dict[str, float]:
     """Host times of several calls that take turns, in microseconds: those of the round that took least in all.
 
