@@ -77,40 +77,60 @@ WORKS: tuple[Work, ...] = (
     Work("error", 32, 1024),
     Work("error", 32, 1024, family="deepseek_v32"),
     Work("error", 32, 1024, family="hy_v4"),
+    Work("error", 32, 1024, family="mistral_large4_text"),
+    Work("error", 32, 1024, family="dots3_note_text"),
+    Work("error", 32, 1024, family="glm5_next_text"),
 )
+
+ERROR_TOPK = 512
+"""Of the rows for errors: half of the tokens are left out."""
+
+INDEXED = "indexed_attention"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mistral_large4_text": {
+        "num_hidden_layers": 3,
+        "kv_source_layers": [0, 1, 1],
+        "no_rope_layers": [0, 1, 1],
+        "indexer_types": ["full", "full", "shared"],
+    },
+    "dots3_note_text": {"layer_types": [INDEXED] * LAYERS},
+    "glm5_next_text": {"layer_types": [INDEXED] * LAYERS, "indexer_types": ["full", "shared"], "qk_rope_head_dim": 0},
+}
+"""What a family wants beside what all have. transformers has these from 5.24 on."""
 
 
 def model_of(work: Work, hidden: int, dtype: Any) -> Any:
     """The work's model on the GPU: the same weights for every attention."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
     from cupymla.interop import transformers as dsa
 
     own = "eager" if work.attention == "cupymla" else work.attention
+    options = {"num_hidden_layers": LAYERS, "qk_rope_head_dim": 64} | OPTIONS.get(work.family, {})
     config = AutoConfig.for_model(
         work.family,
         hidden_size=hidden,
         intermediate_size=hidden,
-        num_hidden_layers=LAYERS,
         num_attention_heads=work.heads,
         num_key_value_heads=work.heads,
         vocab_size=VOCABULARY,
         q_lora_rank=hidden // 2,
         kv_lora_rank=512,
-        qk_rope_head_dim=64,
         qk_nope_head_dim=128,
         v_head_dim=128,
-        index_topk=2048,
+        index_topk=ERROR_TOPK if work.what == "error" else 2048,
         index_n_heads=32,
         index_head_dim=128,
-        mlp_layer_types=["dense"] * LAYERS,
-        first_k_dense_replace=LAYERS,
+        mlp_layer_types=["dense"] * options["num_hidden_layers"],
+        first_k_dense_replace=options["num_hidden_layers"],
         max_position_embeddings=200_000,
         pad_token_id=0,
+        **options,
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=own).to("cuda", dtype)
+    kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
+    model = kind.from_config(config, attn_implementation=own).to("cuda", dtype)
     if work.attention == "cupymla":
         dsa.enable(model, cache="fp8" if work.cache else None)
     return model
@@ -207,10 +227,13 @@ def errors(work: Work) -> dict[str, Any]:
     found = []
     for attention, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16)):
         model = model_of(replace(work, attention=attention), 1024, torch.bfloat16).to(dtype)
-        result = model(ids, labels=ids, use_cache=False)
-        result.loss.backward()
+        result = model(ids, use_cache=False)
+        # Of a model without a head, the hidden states.
+        states = getattr(result, "logits", None)
+        states = (result.last_hidden_state if states is None else states).float()
+        torch.nn.functional.cross_entropy(states[0, :-1], ids[0, 1:] % states.shape[-1]).backward()
         grads = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-        found.append((result.logits.detach().float(), grads))
+        found.append((states.detach(), grads))
         del model, result
     (logits, grads), own, ours = found
 
