@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import re
 import statistics
 import sys
@@ -84,6 +85,11 @@ WORKS: tuple[Work, ...] = (
 
 ERROR_TOPK = 512
 """Of the rows for errors: half of the tokens are left out."""
+
+ERROR_SEQUENCES = 4
+
+STATES = "states"
+"""Among the names of gradients."""
 
 INDEXED = "indexed_attention"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -195,8 +201,7 @@ def measure(work: Work) -> dict[str, Any]:
         return milliseconds(train)
     with torch.no_grad():
         if work.what == "prefill":
-            _fill(model, DynamicCache(config=model.config), replace(work, tokens=2 * CHUNK))
-            return milliseconds(lambda: _fill(model, DynamicCache(config=model.config), work), 1, 0)
+            return milliseconds(lambda: _fill(model, DynamicCache(config=model.config), work), 1, 1)
         static = work.what == "graph"
         cache = (
             StaticCache(config=model.config, max_cache_len=work.tokens + 64)
@@ -220,39 +225,48 @@ def measure(work: Work) -> dict[str, Any]:
 
 
 def errors(work: Work) -> dict[str, Any]:
-    """Errors of the model's own bfloat16 and of ours, of float32: logits, and the gradient with the largest ratio."""
+    """Errors of the model's own bfloat16 and of ours, of float32: logits, and the gradient with the largest ratio.
+
+    Each is relative, and the root mean square of several sequences: a gradient of one number can be right by chance.
+    """
     import torch
 
-    ids = _tokens(work, work.tokens)
-    found = []
-    for attention, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16)):
-        model = model_of(replace(work, attention=attention), 1024, torch.bfloat16).to(dtype)
-        result = model(ids, use_cache=False)
-        # Of a model without a head, the hidden states.
-        states = getattr(result, "logits", None)
-        states = (result.last_hidden_state if states is None else states).float()
-        torch.nn.functional.cross_entropy(states[0, :-1], ids[0, 1:] % states.shape[-1]).backward()
-        grads = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-        found.append((states.detach(), grads))
-        del model, result
-    (logits, grads), own, ours = found
+    sequences = [_tokens(work, work.tokens) for _ in range(ERROR_SEQUENCES)]
+    exact, own, ours = (
+        _states_and_gradients(model_of(replace(work, attention=attention), 1024, torch.bfloat16).to(dtype), sequences)
+        for attention, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16))
+    )
 
-    def off(a: Any, b: Any) -> float:
-        return float((a - b).norm() / b.norm())
+    def off(found: list[dict[str, Any]], name: str) -> float:
+        pairs = [(got[name], right[name]) for got, right in zip(found, exact, strict=True)]
+        return math.sqrt(statistics.fmean(float((a - b).norm() / b.norm()) ** 2 for a, b in pairs))
 
-    ratios = {
-        name: off(ours[1][name], grad) / max(off(own[1][name], grad), 1e-12)
-        for name, grad in grads.items()
-        if float(grad.norm()) > 0
-    }
+    names = [name for name, gradient in exact[0].items() if name != STATES and float(gradient.norm()) > 0]
+    ratios = {name: off(ours, name) / max(off(own, name), 1e-12) for name in names}
     worst = max(ratios, key=lambda name: ratios[name])
     return {
-        "logits_own": off(own[0], logits),
-        "logits_ours": off(ours[0], logits),
+        "logits_own": off(own, STATES),
+        "logits_ours": off(ours, STATES),
         "gradient_ratio": ratios[worst],
         "gradient": worst,
         "gradient_ratio_median": statistics.median(ratios.values()),
     }
+
+
+def _states_and_gradients(model: Any, sequences: Sequence[Any]) -> list[dict[str, Any]]:
+    """Of each sequence logits, or the hidden states of a model without a head, as STATES; and gradients by name."""
+    import torch
+
+    found = []
+    for ids in sequences:
+        model.zero_grad()
+        result = model(ids, use_cache=False)
+        states = getattr(result, "logits", None)
+        states = (result.last_hidden_state if states is None else states).float()
+        torch.nn.functional.cross_entropy(states[0, :-1], ids[0, 1:] % states.shape[-1]).backward()
+        gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+        found.append({STATES: states.detach(), **gradients})
+    return found
 
 
 def row_of(work: Work) -> dict[str, Any]:
