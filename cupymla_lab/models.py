@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import math
 import re
 import statistics
@@ -299,15 +300,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import transformers
 
-    rows = []
+    rows = {}
     for work in WORKS:
         if re.search(options.only, work.name):
-            rows.append(row_of(work))
-            print(work.name, {n: value for n, value in rows[-1].items() if n not in asdict(work)}, flush=True)
+            found = rows[work.name] = row_of(work)
+            print(work.name, {n: value for n, value in found.items() if n not in asdict(work)}, flush=True)
     if options.out:
-        content = {"transformers": transformers.__version__, "rows": rows}
-        report.write(options.out, "models", {**machine.provenance(options.commit), **content})
+        origin = machine.provenance(options.commit)
+        run = {"transformers": transformers.__version__, "date": origin["date"], "commit": origin["commit"]}
+        rows = kept(options.out, origin["gpu"]) | {name: row | run for name, row in rows.items()}
+        ordered = [rows[work.name] for work in WORKS if work.name in rows]
+        report.write(options.out, "models", {**origin, "transformers": run["transformers"], "rows": ordered})
     return 0
+
+
+def kept(folder: Path, gpu: str) -> dict[str, dict[str, Any]]:
+    """Rows of earlier runs on such a GPU, by their works' names: each says of which run it is."""
+    file = folder / machine.gpu_slug(gpu) / "models.json"
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    fields = Work.__dataclass_fields__
+    return {Work(**{name: row[name] for name in fields if name in row}).name: row for row in rows if "commit" in row}
 
 
 if __name__ == "__main__":

@@ -204,8 +204,38 @@ def models() -> str:
     cells = [
         [work, _cost(own), _cost(ours), _faster(own, ours, 1)] for work, (own, ours) in _model_rows(content).items()
     ]
-    heading = f"{content['gpu']}, {content['date']}, transformers {content['transformers']}; time, and the most memory."
+    heading = f"{content['gpu']}, {_runs(content)}; time, and the most memory."
     return report.marked_table("models", heading, ["work", "transformers alone", "with cupymla", "faster"], cells)
+
+
+def model_errors() -> str:
+    """Errors of families with cupymla and of their own bfloat16 code, as `python -m cupymla_lab models` wrote them."""
+    file = newest("models")
+    content = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    rows = [row for row in content.get("rows", ()) if row["what"] == "error" and "logits_ours" in row]
+    if not rows:
+        return report.marked_text("model_errors", "No run is recorded yet.")
+    cells = [
+        [
+            f"`{row['family']}`",
+            f"{row['logits_own']:.2%}",
+            f"{row['logits_ours']:.2%}",
+            f"{row['gradient_ratio_median']:.2f}",
+            f"{row['gradient_ratio']:.2f}",
+            f"`{row['gradient']}`",
+        ]
+        for row in rows
+    ]
+    heading = f"{content['gpu']}, {_runs({**content, 'rows': rows})}; errors relative to float32."
+    columns = ["family", "logits, its own", "with cupymla", "gradients, median ratio", "largest", "of"]
+    return report.marked_table("model_errors", heading, columns, cells)
+
+
+def _runs(content: Mapping[str, Any]) -> str:
+    """The days and versions of a file's rows."""
+    days = sorted({row.get("date", content["date"]) for row in content["rows"]})
+    versions = sorted({row.get("transformers", content["transformers"]) for row in content["rows"]})
+    return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, transformers {' and '.join(versions)}"
 
 
 def _of_models(*works: str) -> list[list[str]]:
@@ -389,7 +419,7 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "docs/support.md": (evidence.support_markdown,),
     "docs/reference.md": (reference,),
     "docs/benchmarks.md": (host,),
-    "docs/transformers.md": (models,),
+    "docs/transformers.md": (models, model_errors),
     **{
         f"docs/operators/{entry.folder}.md": tuple(
             functools.partial(performance, each.name) for each in registry.subjects() if each.folder == entry.folder
