@@ -35,6 +35,13 @@ CASES: tuple[DecodeCase, ...] = (
     _case("v4", 1, 2, 64, 400, "splits4", "splits", splits=4, lengths="rows"),
     _case("bf16", 1, 1, 64, 520, "splits16", "splits", splits=16),
     _case("v32", 1, 1, 32, 330, "splits1", "splits", splits=1),
+    _case("v32", 1, 1, 128, 330, "pair", "pairs", splits=1, invalid=0.2),
+    _case("v4", 1, 2, 100, 200, "pair", "pairs", splits=1, extra=70, extra_page=16, lengths="rows", sink=True),
+    _case("v32", 2, 1, 72, 700, "pair", "pairs", splits=3, lengths="rows"),
+    _case("v32", 1, 1, 129, 130, "pair_three_blocks", "pairs", splits=2),
+    _case("v32", 1, 1, 66, 200, "pair_non_finite", "pairs", splits=1, spoiled=True),
+    _case("v4", 1, 1, 66, 130, "pair_fp16", "pairs", splits=1, dtype="fp16"),
+    _case("bf16", 1, 1, 66, 130, "pair_fp16", "pairs", splits=2, dtype="fp16"),
     _case("v32", 2, 2, 16, 150, "non_finite", "poison", spoiled=True),
     _case("v4", 2, 2, 64, 150, "non_finite", "poison", spoiled=True, splits=2),
     _case("bf16", 2, 2, 16, 100, "non_finite", "poison", spoiled=True),
@@ -55,5 +62,6 @@ LARGE: tuple[DecodeCase, ...] = (
     _case("v4", 140, 1, 128, 600, "large", "large", extra=700, lengths="requests", sink=True),
     _case("bf16", 200, 1, 16, 2048, "large", "large"),
     _case("v32", 7, 1, 128, 5000, "large", "large", lengths="rows"),
+    _case("v32", 150, 1, 128, 1000, "large_pair", "large", lengths="rows", splits=1, invalid=0.1),
 )
 """For a GPU alone: more rows than multiprocessors, clusters of all sizes."""

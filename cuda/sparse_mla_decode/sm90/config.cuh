@@ -7,10 +7,26 @@
 
 namespace cupymla::sparse_mla_decode {
 
-// As many heads as a wgmma has rows; unlike the forward's, the CTAs of a cluster may share the entries of a row.
-template <int kDQk>
-struct ManyHeads : sparse_mla_fwd::ManyHeads<kDQk> {
-  using Base = sparse_mla_fwd::ManyHeads<kDQk>;
+// A key buffer of two CTAs, each of which brings in half of the rows of both: they are freed for both.
+struct SharedFreeBarrier : Mbarrier {
+  __device__ __forceinline__ void arrive() {
+    Mbarrier::arrive();
+    cluster_arrive_after_reads_at(cluster_address(smem_address(&state), asked_rank() ^ 1u));
+  }
+};
+
+template <int kDQk, uint32_t kSharersArg>
+struct KeyBuffers : sparse_mla_fwd::ManyHeads<kDQk> {
+  static constexpr uint32_t kSharers = kSharersArg;
+  using FreeBarrier = conditional_t<kSharers == 1, Mbarrier, SharedFreeBarrier>;
+  static_assert(kSharers == 1 || kSharers == 2);
+};
+
+// As many heads as a wgmma has rows; unlike the forward's, the CTAs of a cluster may share the entries of a row, and
+// two of neighbouring head blocks the rows of the cache.
+template <int kDQk, uint32_t kSharersArg>
+struct ManyHeads : KeyBuffers<kDQk, kSharersArg> {
+  using Base = KeyBuffers<kDQk, kSharersArg>;
   static constexpr bool kSplit = true;
   static constexpr int kMaxCluster = 16;
   // The producer has two steps of a row and its scales in registers.
@@ -34,8 +50,9 @@ struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
 namespace cupymla::sparse_mla_fwd {
 
 // Key tiles come behind Q; what a CTA leaves for the others lies over both.
-template <int kDQk>
-struct alignas(1024) Storage<sparse_mla_decode::ManyHeads<kDQk>> : Storage<ManyHeads<kDQk>> {
+template <int kDQk, uint32_t kSharers>
+struct alignas(1024) Storage<sparse_mla_decode::ManyHeads<kDQk, kSharers>>
+    : Storage<sparse_mla_decode::KeyBuffers<kDQk, kSharers>> {
   using Config = ManyHeads<kDQk>;
   static constexpr int kKeyBytes = (1 + Config::kBuffers) * Config::kKeyTiles * Config::kTileBytes;
 };
@@ -43,7 +60,7 @@ struct alignas(1024) Storage<sparse_mla_decode::ManyHeads<kDQk>> : Storage<ManyH
 template <int kDQk, int kHeads>
 struct alignas(1024) Storage<sparse_mla_decode::SmallHead<kDQk, kHeads>> : Storage<SmallHead<kDQk, kHeads, true>> {};
 
-static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<576>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<512>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<576, 2>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<512, 2>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_fwd

@@ -1,6 +1,7 @@
 // The producer warpgroup: brings in Q and the selected rows of both caches as blocks of swizzled tiles, and says which
 // entries are valid. Each warp serves sixteen consecutive entries of a block of 64: lane l looks for the row of entry
-// l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row.
+// l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. Where two CTAs share rows, a
+// warp brings in eight and looks at the validity of the other CTA's; what is converted goes to both.
 #pragma once
 
 #include "../../common/async_copy.cuh"
@@ -69,8 +70,11 @@ struct Producer {
   using State = sparse_mla_fwd::PipelineState<Config>;
   static constexpr bool kCopies = Cache::kFormat == kBf16 && is_same_v<Element, __nv_bfloat16>;
   static constexpr bool kFolds = Cache::kCodeTiles > 0 && is_same_v<Element, __nv_bfloat16>;
-  static constexpr int kWarpKeys = 16;
-  static constexpr int kPasses = 4;
+  static constexpr int kWarpKeys = 16;  // that a warp looks for
+  static constexpr bool kShares = Config::kSharers > 1;
+  static constexpr int kOwnKeys = kWarpKeys / Config::kSharers;  // and brings in
+  static constexpr int kPasses = kOwnKeys / 4;
+  static_assert(!(kShares && kCopies), "rows that are copied are not worth the way to another CTA");
   static constexpr int kLastPart = Config::kParts - 1;
 
   // A row's bytes that a lane copies at a time.
@@ -100,6 +104,7 @@ struct Producer {
   const int warp = (threadIdx.x / 32) % 4;
   const int lane = threadIdx.x % 32;
   const uint32_t chunk = threadIdx.x % 8;
+  const uint32_t sharer = sparse_mla_fwd::WorkAssignment<Config>::sharer();
 
   __device__ __forceinline__ Producer(Storage& storage, const Parameters& params, const sparse_mla_fwd::Query& query,
                                       const Entries& entries)
@@ -109,13 +114,21 @@ struct Producer {
         entries(entries),
         any_row(params.sources[entries.counts[0] > 0 ? 0 : 1].cache) {}
 
+  // The first row of a block that this warp brings in, or that the same warp of the CTA `other` places further does.
+  __device__ __forceinline__ uint32_t first_key(uint32_t other = 0) const {
+    return ((sharer ^ other) * 4 + warp) * kOwnKeys;
+  }
+
+  // Whether this lane looks for a row that its own CTA brings in.
+  __device__ __forceinline__ bool is_own() const { return lane % kWarpKeys < kOwnKeys; }
+
   // The slot of this lane's entry of a block, -1 where there is no such entry.
   __device__ __forceinline__ int32_t slot_of(int32_t block) const {
     if (block >= entries.end) return -1;
     const bool is_second = block >= entries.first_blocks;
     const Source& source = params.sources[is_second];
-    const int32_t entry = (block - (is_second ? entries.first_blocks : 0)) * kTileKeys + warp * kWarpKeys +
-                          lane % kWarpKeys;
+    const int32_t key = static_cast<int32_t>(first_key(is_own() ? 0 : 1)) + lane % kOwnKeys;
+    const int32_t entry = (block - (is_second ? entries.first_blocks : 0)) * kTileKeys + key;
     if (entry >= (is_second ? entries.counts[1] : entries.counts[0])) return -1;
     return __ldg(source.indices + query.batch * source.indices_batch + query.query * source.indices_query + entry);
   }
@@ -123,7 +136,7 @@ struct Producer {
   // And its row, which is asked for from L2 already.
   __device__ __forceinline__ Row row_of(int32_t block, int32_t slot) const {
     const Row row = find_row<Cache>(params.sources[block >= entries.first_blocks], slot, any_row);
-    if (!kCopies && row.valid) prefetch(row);
+    if (!kCopies && row.valid && is_own()) prefetch(row);
     return row;
   }
 
@@ -189,14 +202,14 @@ struct Producer {
   // Where this lane's eight codes of a tile wait, of the first pass; those of the next one 256 bytes behind. Neighbours
   // among rows change places in every other tile: a copy of 128 bytes of a row meets each bank once.
   __device__ __forceinline__ uint32_t codes_at(int stage, int tile) const {
-    return smem_address(storage.k[stage][kCodesFirst + tile / 2]) + warp * 2048 + tile % 2 * 1024 +
+    return smem_address(storage.k[stage][kCodesFirst + tile / 2]) + first_key() * 128 + tile % 2 * (kOwnKeys * 64) +
            (lane / 8 ^ tile % 2) * 64 + chunk * 8;
   }
 
   // And where it copies 16 bytes of two tiles to.
   __device__ __forceinline__ uint32_t pair_at(int stage, int tile) const {
     const uint32_t second = chunk / 4;
-    return smem_address(storage.k[stage][kCodesFirst + tile / 2]) + warp * 2048 + second * 1024 +
+    return smem_address(storage.k[stage][kCodesFirst + tile / 2]) + first_key() * 128 + second * (kOwnKeys * 64) +
            (lane / 8 ^ second) * 64 + chunk % 4 * 16;
   }
 
@@ -296,7 +309,7 @@ struct Producer {
           scale = __ldg(reinterpret_cast<const float*>(scales) + tile / Cache::kWordTiles);
         }
         store_shared_16(smem_address(storage.k[buffer.stage(0)][0]) + tile * Config::kTileBytes +
-                            swizzle_128(warp * kWarpKeys + entry, chunk),
+                            swizzle_128(first_key() + entry, chunk),
                         eight_elements<Element>(low, high, scale));
       }
     }
@@ -312,14 +325,49 @@ struct Producer {
   // With the last part come the validity words.
   __device__ __forceinline__ void tell_valid(int stage, uint32_t valid_lanes) const {
     if (lane == 0) {
-      storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
+      if constexpr (kShares) {
+        uint8_t* bytes = reinterpret_cast<uint8_t*>(storage.valid[stage]);
+        bytes[first_key() / 8] = static_cast<uint8_t>(valid_lanes);
+        bytes[first_key(1) / 8] = static_cast<uint8_t>(valid_lanes >> 8);
+      } else {
+        storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
+      }
       storage.full[stage][kLastPart].arrive();
     }
   }
 
   __device__ __forceinline__ void destinations(uint32_t (&destination)[2]) const {
 #pragma unroll
-    for (int pass = 0; pass < 2; ++pass) destination[pass] = swizzle_128(warp * kWarpKeys + entry_of(pass), chunk);
+    for (int pass = 0; pass < 2; ++pass) destination[pass] = swizzle_128(first_key() + entry_of(pass), chunk);
+  }
+
+  // Stores to the other CTA what this lane has of a part's rows, and says that as much comes from there.
+  __device__ __forceinline__ void exchange(int part, int stage, const uint32_t (&destination)[2]) const {
+    const uint32_t here = smem_address(&storage);
+    const uint32_t way = cluster_address(here, asked_rank() ^ 1u) - here;
+    const uint32_t full = smem_address(&storage.full[stage][part]) + way;
+#pragma unroll
+    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32_t at = destination[pass % 2] + smem_address(storage.k[stage][tile]);
+        uint32_t own[4];
+        load_shared_16(own, at);
+        cluster_store_async_float4(at + way, __uint_as_float(own[0]), __uint_as_float(own[1]), __uint_as_float(own[2]),
+                                   __uint_as_float(own[3]), full);
+      }
+    }
+  }
+
+  // Says that this thread's rows of a part are in.
+  __device__ __forceinline__ void tell_part(int part, int stage) const {
+    constexpr uint32_t kOtherBytes = kSwizzleRowBytes * kTileKeys / 2;  // of a tile
+    if (kShares && warp == 0 && lane == 0) {
+      const uint32_t tiles = Config::part_begin(part + 1) - Config::part_begin(part);
+      storage.full[stage][part].arrive_and_expect(tiles * kOtherBytes);
+    } else {
+      storage.full[stage][part].arrive();
+    }
   }
 
   // A block of rows that lie as the products want them.
@@ -378,11 +426,12 @@ struct Producer {
         if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, buffer);
         nan = 0;
       }
+      if constexpr (kShares) exchange(part, stage, destination);
       // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
       // CUTLASS does it, who writes fences as well.
       fence_async_shared();
       if (part == kLastPart) tell_valid(stage, valid_lanes);
-      storage.full[stage][part].arrive();
+      tell_part(part, stage);
       if (part == 0) amid();
     }
   }
@@ -425,7 +474,7 @@ struct Producer {
       uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
       bring(places_of(row), valid_lanes, buffer);
       Scales<Cache> scales;
-      scales.load(row);
+      scales.load(row, is_own());
       for (int32_t block = entries.begin; block < entries.end; ++block) {
         const bool more = block + 1 < entries.end;
         const bool early = Config::kSmallHead || (block - entries.begin) % 2 == 0;
@@ -436,7 +485,7 @@ struct Producer {
           next_buffer = take_buffer(state, phases, block + 1);
           bring(places_of(next), next_valid, next_buffer);
         };
-        next_scales.load(next);
+        next_scales.load(next, is_own());
         const int32_t later_slot = slot_of(block + 3);
         convert_block(scales, row, valid_lanes, buffer, [&] {
           if (more && early) bring_next();

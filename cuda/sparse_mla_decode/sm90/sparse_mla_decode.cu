@@ -13,12 +13,13 @@
 #endif
 
 // CUPYMLA_FORMAT: of the caches, see cache.cuh. CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: heads of a CTA, 64, 32 or 16.
-// CUPYMLA_FP16: 1 for fp16 queries, 0 for bf16.
+// CUPYMLA_FP16: 1 for fp16 queries, 0 for bf16. CUPYMLA_SHARERS: CTAs that bring in rows for each other, 1 or with 64
+// heads 2.
 
 namespace cupymla::sparse_mla_decode {
 
 #if CUPYMLA_HEADS == 64
-using ThisConfig = ManyHeads<CUPYMLA_D_QK>;
+using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_SHARERS>;
 #else
 using ThisConfig = SmallHead<CUPYMLA_D_QK, CUPYMLA_HEADS>;
 #endif
@@ -32,7 +33,15 @@ constexpr bool kAnyScale = true;
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                         const Work& work) {
-  const Entries entries(storage.counts[0][0], storage.counts[0][1], work.part, work.parts);
+  int32_t counts[2] = {storage.counts[0][0], storage.counts[0][1]};
+  if constexpr (Config::kSharers > 1) {
+    // CTAs that wait for each other go by what one of them has read.
+    const uint32_t first = asked_rank() & ~1u;
+    for (int s = 0; s < 2; ++s) {
+      counts[s] = cluster_load_int32(cluster_address(smem_address(&storage.counts[0][s]), first));
+    }
+  }
+  const Entries entries(counts[0], counts[1], work.part, work.parts);
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
@@ -51,6 +60,11 @@ __device__ __forceinline__ void attend(Half&& half, const Parameters& params, co
   const sparse_mla_fwd::Query query(params, work.token);
   if (work.parts == 1) {
     store_whole(half, query);
+    if constexpr (ThisConfig::kSharers > 1) {
+      // Nobody leaves while the other may still free a buffer for it.
+      cluster_arrive();
+      cluster_wait();
+    }
   } else {
     leave(half);
     sparse_mla_fwd::merge_parts<Element>(half.storage, params, query, work, kWarpgroupIdx);
@@ -93,7 +107,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
     prefetch_l2(params.lse);
   }
   if (threadIdx.x >= 2 * ThisConfig::kWarpgroup) prefetch_indices(params, query, work.part, work.parts);
-  __syncthreads();
+  if constexpr (ThisConfig::kSharers == 1) {
+    __syncthreads();
+  } else {
+    cluster_arrive();
+    cluster_wait();
+  }
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == 2) {

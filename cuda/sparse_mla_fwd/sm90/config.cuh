@@ -1,6 +1,7 @@
 // Numbers of the sm_90a sparse MLA forward kernel, and the budgets they must keep.
 #pragma once
 
+#include "../../common/barrier.cuh"
 #include "../../common/types.cuh"
 #include "../../common/registers.cuh"
 #include "../../common/swizzle.cuh"
@@ -11,6 +12,8 @@ template <int kDQkArg, int kHeadsArg, bool kSplitArg>
 struct Sizes {
   static constexpr bool kSplit = kSplitArg;      // whether the CTAs of a cluster share the entries of a query
   static constexpr int kMaxCluster = kSplit ? 16 : 1;
+  static constexpr uint32_t kSharers = 1;        // CTAs that bring in the rows of a block for each other
+  using FreeBarrier = Mbarrier;                  // through which a consumer frees a key buffer
   static constexpr int kDQk = kDQkArg;           // channels of a key
   static constexpr int kDV = 512;                // channels of a value: the first ones of the key
   static constexpr int kHeads = kHeadsArg;       // query heads per CTA

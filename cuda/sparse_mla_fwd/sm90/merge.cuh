@@ -62,7 +62,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
     if (head >= params.h_q) break;
 
     // A lane for each part: read one after another their statistics would take a way to another SM each.
-    const RowStatistics own = read_statistics(left.statistics[row], lane_part);
+    const RowStatistics own = read_statistics(left.statistics[row], work.rank_of(lane_part));
     RowStatistics merged = join_bases_of_warp(own);
     const float own_weight = part_weight(own.base, merged.base);
     const uint32_t address = smem_address(&left.output[row][column]);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
       float4 values[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < work.parts) values[i] = cluster_load_float4(cluster_address(address, first + i));
+        if (first + i < work.parts) values[i] = cluster_load_float4(cluster_address(address, work.rank_of(first + i)));
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {

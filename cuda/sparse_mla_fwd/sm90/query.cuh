@@ -12,7 +12,7 @@ namespace cupymla::sparse_mla_fwd {
 using Query = QueryPosition;
 
 template <typename Config>
-__device__ __forceinline__ uint32_t query_parts() {
+__device__ __forceinline__ uint32_t query_ctas() {
   return Config::kSplit ? cluster_size() : 1u;
 }
 
@@ -21,12 +21,23 @@ struct WorkAssignment : QueryRange {
   int32_t first_head;
   uint32_t part, parts;  // which of how many parts of each query's entries
 
-  // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
+  // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2. CTAs that share rows have
+  // neighbouring ranks, and one head block after the other.
   __device__ __forceinline__ explicit WorkAssignment(const Parameters& params)
-      : QueryRange(blockIdx.x / query_parts<Config>() / params.head_blocks, params.groups, params.group_tokens),
-        first_head(static_cast<int32_t>(blockIdx.x / query_parts<Config>() % params.head_blocks) * Config::kHeads),
-        part(Config::kSplit ? cluster_rank() : 0u),
-        parts(query_parts<Config>()) {}
+      : QueryRange(blockIdx.x / query_ctas<Config>() / params.head_blocks, params.groups, params.group_tokens),
+        first_head(static_cast<int32_t>(blockIdx.x / query_ctas<Config>() % params.head_blocks * Config::kSharers +
+                                        sharer()) *
+                   Config::kHeads),
+        part(Config::kSplit ? cluster_rank() / Config::kSharers : 0u),
+        parts(query_ctas<Config>() / Config::kSharers) {}
+
+  // Which of the CTAs that share rows this one is.
+  static __device__ __forceinline__ uint32_t sharer() {
+    return Config::kSharers > 1 ? cluster_rank() % Config::kSharers : 0u;
+  }
+
+  // The rank of the CTA that has a part of the same heads.
+  static __device__ __forceinline__ uint32_t rank_of(uint32_t part) { return part * Config::kSharers + sharer(); }
 };
 
 // Which entries of a query are valid, and which of them fall to this CTA. Valid entries are numbered without gaps, so

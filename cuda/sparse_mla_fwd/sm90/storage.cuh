@@ -71,7 +71,7 @@ struct alignas(1024) Storage {
   Mbarrier q_full;
   Mbarrier q_free;
   Mbarrier full[Config::kBuffers][Config::kParts];
-  Mbarrier free[Config::kBuffers][2];
+  typename Config::FreeBarrier free[Config::kBuffers][2];
   Mbarrier base_ready;
   Mbarrier p_ready[Config::kConsumers];
   Mbarrier statistics_ready[Config::kConsumers];
@@ -89,8 +89,8 @@ struct alignas(1024) Storage {
       for (int part = 0; part < Config::kParts; ++part) {
         full[buffer][part].init(kEveryThread + (part == Config::kParts - 1 ? 4 : 0));
       }
-      free[buffer][0].init(kEveryThread);
-      free[buffer][1].init(kEveryThread);
+      free[buffer][0].init(kEveryThread * Config::kSharers);
+      free[buffer][1].init(kEveryThread * Config::kSharers);
     }
     fence_mbarrier_init();
   }

@@ -60,10 +60,10 @@ class Binding(Launches):
             chosen = _running_plan(problem)
             kernel = build.kernel(chosen.source, problem.device.index)
             check_record(chosen.source, kernel.facts, Parameters)
-            if kernel.facts["heads_per_cta"] != chosen.heads:
+            self._heads = chosen.division.heads
+            if kernel.facts["heads_per_cta"] != self._heads:
                 found = kernel.facts["heads_per_cta"]
-                raise CompileError(chosen.source.path, f"{chosen.heads} heads a CTA, the kernel has {found}")
-            self._heads = chosen.heads
+                raise CompileError(chosen.source.path, f"{self._heads} heads a CTA, the kernel has {found}")
             self._record = self._filled(views, problem, chosen, results)
             launcher = Launcher(kernel, _geometry(kernel, chosen), (ctypes.c_byte(), self._record))
         super().__init__(launcher)
@@ -118,22 +118,22 @@ class Binding(Launches):
 def _geometry(kernel: build.Kernel, chosen: plan.Plan) -> Geometry:
     # A CTA that is alone still reads its own shared memory as a cluster's.
     facts = kernel.facts
-    return Geometry((chosen.ctas, 1, 1), facts["threads"], facts["smem_bytes"], chosen.parts, clustered=True)
+    return Geometry((chosen.ctas, 1, 1), facts["threads"], facts["smem_bytes"], chosen.division.cluster, clustered=True)
 
 
 def _running_plan(problem: Problem) -> plan.Plan:
     """The plan of a GPU whose clusters all run at once as the driver has it; with `splits` given, the only one."""
     device = problem.device
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
-    without: set[tuple[int, int]] = set()
+    without: set[plan.Division] = set()
     while True:
         chosen = plan.plan(problem, arch, count, without)
-        if chosen.parts == 1 or problem.options.splits is not None:
+        if chosen.division.parts == 1 or problem.options.splits is not None:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
         if active_clusters(kernel, _geometry(kernel, chosen)) >= chosen.clusters:
             return chosen
-        without.add((chosen.heads, chosen.parts))
+        without.add(chosen.division)
 
 
 def wanted(views: Views, problem: Problem) -> Results:

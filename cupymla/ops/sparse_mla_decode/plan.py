@@ -27,8 +27,14 @@ MAX_CTAS = 2**31 - 1
 CTA_HEADS = (16, 32, 64)
 """Query heads that one CTA can work on; a kernel says of itself which, and that is compared when a call is bound."""
 
+SHARERS = (1, 2)
+"""CTAs that convert rows of the cache for each other."""
+
 PARTS = (1, 2, 4, 8, 16)
 """CTAs of a cluster that share the entries of a row, where the caller leaves it open."""
+
+MAX_CLUSTER = 16
+"""CTAs of a cluster."""
 
 _TILE = 64  # entries of a block
 
@@ -40,6 +46,29 @@ _BLOCK_CYCLES = {
 }
 _MERGE_CYCLES = {16: 10000, 32: 13000, 64: 17000}
 
+# Of two CTAs that share rows, each of which converts half of them. Predicted: no GPU has run it.
+_SHARED_BLOCK_CYCLES = 3800
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How CTAs divide the work for a row.
+
+    Attributes:
+        heads: of a CTA.
+        parts: of the row's entries; a cluster has them all.
+        sharers: CTAs of neighbouring heads that convert rows of the cache for each other, 1 or 2.
+    """
+
+    heads: int
+    parts: int
+    sharers: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.parts * self.sharers
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -47,22 +76,20 @@ class Plan:
 
     Attributes:
         source: what to compile.
-        heads: query heads of a CTA.
-        head_blocks: CTAs, or clusters, that share a row's heads.
-        parts: CTAs of a cluster, which share the entries of a row.
+        division: of a row.
+        head_blocks: clusters of a row.
         clusters: in the grid.
     """
 
     source: KernelSource
-    heads: int
+    division: Division
     head_blocks: int
-    parts: int
     clusters: int
 
     @property
     def ctas(self) -> int:
         """The grid."""
-        return self.clusters * self.parts
+        return self.clusters * self.division.cluster
 
 
 def cta_heads(h_q: int) -> int:
@@ -71,9 +98,9 @@ def cta_heads(h_q: int) -> int:
 
 
 def division(
-    rows: int, h_q: int, blocks: int, multiprocessors: int, copied: bool, without: Collection[tuple[int, int]] = ()
-) -> tuple[int, int]:
-    """Heads of a CTA and parts of a row's entries that take the least time as the cycles above have it.
+    rows: int, h_q: int, blocks: int, multiprocessors: int, copied: bool, without: Collection[Division] = ()
+) -> Division:
+    """What takes the least time as the cycles above have it.
 
     Args:
         rows: query rows.
@@ -81,49 +108,69 @@ def division(
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
         copied: whether rows lie in the cache as the products want them.
-        without: heads and parts whose clusters the driver cannot run at once.
+        without: those whose clusters the driver cannot run at once.
     """
 
-    def cycles(choice: tuple[int, int]) -> int:
-        heads, parts = choice
-        clusters = rows * -(-h_q // heads)
-        waves = -(-clusters * parts // multiprocessors)
-        own = -(-blocks // parts)
-        return waves * (own * _BLOCK_CYCLES[copied][heads] + (_MERGE_CYCLES[heads] if parts > 1 else 0))
+    def ctas(choice: Division) -> int:
+        return rows * -(-h_q // (choice.heads * choice.sharers)) * choice.cluster
 
-    def fits(choice: tuple[int, int]) -> bool:
-        heads, parts = choice
-        at_once = rows * -(-h_q // heads) * parts <= multiprocessors
-        return parts == 1 or (at_once and choice not in without)
+    def cycles(choice: Division) -> int:
+        waves = -(-ctas(choice) // multiprocessors)
+        own = -(-blocks // choice.parts)
+        block = _BLOCK_CYCLES[copied][choice.heads] if choice.sharers == 1 else _SHARED_BLOCK_CYCLES
+        return waves * (own * block + (_MERGE_CYCLES[choice.heads] if choice.parts > 1 else 0))
+
+    def fits(choice: Division) -> bool:
+        return choice.parts == 1 or (ctas(choice) <= multiprocessors and choice not in without)
 
     most = cta_heads(h_q)
-    choices = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
-    return min(filter(fits, choices), key=cycles)
+    alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
+    choices = (*itertools.starmap(Division, alone), *(shared(h_q, copied, parts) for parts in PARTS))
+    return min(filter(fits, filter(None, choices)), key=cycles)
 
 
-def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[tuple[int, int]] = ()) -> Plan:
+def shared(h_q: int, copied: bool, parts: int) -> Division | None:
+    """The division with CTAs that share rows, where heads are more than those of a CTA and rows are converted."""
+    made = Division(CTA_HEADS[-1], parts, SHARERS[-1])
+    return made if h_q > made.heads and not copied and made.cluster <= MAX_CLUSTER else None
+
+
+def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[Division] = ()) -> Plan:
     """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
     be that large.
 
     With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
     """
     blocks = sum(-(-cache.topk // _TILE) for cache in problem.caches)
-    heads, parts = cta_heads(problem.h_q), problem.options.splits
+    copied = problem.options.cache_format == "bf16" and problem.dtype == "bfloat16"
+    parts = problem.options.splits
     if parts is None:
-        copied = problem.options.cache_format == "bf16" and problem.dtype == "bfloat16"
-        heads, parts = division(max(problem.rows, 1), problem.h_q, blocks, multiprocessors, copied, without)
+        chosen = division(max(problem.rows, 1), problem.h_q, blocks, multiprocessors, copied, without)
+    else:
+        chosen = shared(problem.h_q, copied, parts) or Division(cta_heads(problem.h_q), parts)
     source = variant(
-        arch, cache_format=problem.options.cache_format, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype
+        arch,
+        cache_format=problem.options.cache_format,
+        d_qk=problem.d_qk,
+        heads=chosen.heads,
+        dtype=problem.dtype,
+        sharers=chosen.sharers,
     )
-    head_blocks = -(-problem.h_q // heads)
-    clusters = problem.rows * head_blocks
-    if clusters * parts > MAX_CTAS:
+    head_blocks = -(-problem.h_q // (chosen.heads * chosen.sharers))
+    made = Plan(source, chosen, head_blocks, problem.rows * head_blocks)
+    if made.ctas > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {problem.rows} rows", arch.name, f"up to {MAX_CTAS} CTAs")
-    return Plan(source, heads, head_blocks, parts, clusters)
+    return made
 
 
 def variant(
-    arch: Arch, *, cache_format: str = "v32_fp8", d_qk: int | None = None, heads: int = 64, dtype: str = "bfloat16"
+    arch: Arch,
+    *,
+    cache_format: str = "v32_fp8",
+    d_qk: int | None = None,
+    heads: int = 64,
+    dtype: str = "bfloat16",
+    sharers: int = 1,
 ) -> KernelSource:
     """One kernel variant.
 
@@ -133,6 +180,7 @@ def variant(
         d_qk: channels of a key that the format has; the first of them by default.
         heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q.
         dtype: of q, "bfloat16" or "float16".
+        sharers: CTAs that convert rows for each other, 1, or with 64 heads and rows that are converted 2.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -141,11 +189,13 @@ def variant(
     layout = FORMATS[cache_format]
     channels = layout.d_qk[0] if d_qk is None else d_qk
     require_choice(OPERATOR, d_qk=(channels, layout.d_qk), heads=(heads, CTA_HEADS), dtype=(dtype, DTYPES))
+    require_choice(OPERATOR, sharers=(sharers, _sharers(cache_format, heads, dtype)))
     defines = (
         ("CUPYMLA_FORMAT", layout.code),
         ("CUPYMLA_D_QK", channels),
         ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_FP16", int(dtype == "float16")),
+        ("CUPYMLA_SHARERS", sharers),
     )
     return KernelSource(SOURCE, OPERATOR, defines, arch.name)
 
@@ -158,5 +208,10 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 def _sources(name: str) -> Iterator[KernelSource]:
     target = arches.named(name)
     for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
-        for d_qk in layout.d_qk:
-            yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype)
+        for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads, dtype)):
+            yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
+
+
+def _sharers(cache_format: str, heads: int, dtype: str) -> tuple[int, ...]:
+    copied = cache_format == "bf16" and dtype == "bfloat16"
+    return SHARERS if heads == CTA_HEADS[-1] and not copied else SHARERS[:1]
