@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cupymla
-from cupymla.ops.indexer_topk import plan, spec
 from cupymla.testing import compare
 from cupymla.testing.operators import arguments_on
 from cupymla_lab.subjects import Subject
@@ -68,36 +67,6 @@ def test_large_selections_are_those_of_the_two_functions(case: Any, values: str)
         lse = np.logaddexp.reduce(cupy.asnumpy(expected[2]).astype(np.float64), axis=-1, initial=-np.inf)
         lse[cupy.asnumpy(expected[1]) == 0] = np.inf
         np.testing.assert_allclose(cupy.asnumpy(made[3]), lse, rtol=1e-5)
-
-
-FILTERED = (
-    SELECTED.cases._case(1300, 40000, 2048, "causal", heads=64, scales=True, causal=True, q_start=8000),
-    SELECTED.cases._case(2900, 131072, 2048, "two_parts", heads=64, scales=True),
-    SELECTED.cases._case(1100, 33001, 1024, "windows", heads=32, dtype="bf16", limits="windows", bf16_weights=True),
-    SELECTED.cases._case(1030, 32768, 1500, "batch", heads=32, dtype="fp16", batch=2, strided=True),
-)
-"""Long rows: they are selected from lists of what reaches a threshold."""
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("values", ["normal", "exact", "equal", "sample"])
-@pytest.mark.parametrize("case", named(FILTERED))
-def test_filtered_rows_select_what_all_scores_would(case: Any, values: str) -> None:
-    """Also where all keys are equal, and where those of the sample are the largest: then rows are scored again."""
-    drawn = replace(case, scored=replace(case.scored, values="exact" if values == "exact" else "normal"))
-    host = SELECTED.cases.inputs(drawn, 1)
-    if values == "equal":
-        host["k"][...] = host["k"][..., :1, :]
-    if values == "sample":
-        (part, *_) = (p for p in plan.parts(spec.read(**host)[1]) if isinstance(p, plan.Filtered))
-        wide = host["k"].view(np.uint8 if case.dtype == "fp8" else np.uint16)
-        other = np.arange(case.scored.keys) % part.sample_stride != 0
-        wide[..., other, 1:] = 0
-    inputs = arguments_on(cupy, host)
-    made = cupymla.indexer_topk(**inputs)
-    logits = cupymla.indexer_logits(**SELECTED.cases.scored_arguments(inputs))
-    for got, wanted in zip(made, cupymla.topk(logits, case.topk), strict=True):
-        np.testing.assert_array_equal(bits(got), bits(wanted))
 
 
 @pytest.mark.gpu

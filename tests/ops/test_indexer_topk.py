@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,11 @@ import cupymla
 from cupymla import arch
 from cupymla.device import Device
 from cupymla.errors import InputError
-from cupymla.ops.indexer_logits import plan as scoring
 from cupymla.ops.indexer_logits.spec import Options as ScoringOptions
 from cupymla.ops.indexer_logits.spec import Problem as ScoringProblem
 from cupymla.ops.indexer_topk import cuda, plan, run
 from cupymla.ops.indexer_topk.cases import IndexerTopkCase
-from cupymla.ops.indexer_topk.spec import Options, Problem, read
+from cupymla.ops.indexer_topk.spec import Options, Problem
 from cupymla.testing import compare
 from cupymla_lab.emulated import emulated
 from cupymla_lab.subjects import Subject
@@ -108,96 +105,16 @@ def test_results_are_written_by_name() -> None:
 def test_every_row_has_one_chunk_that_fits(queries: int, keys: int, batch: int) -> None:
     made = problem(queries, keys, batch)
     parts = list(plan.chunks(made))
-    assert rows_of(parts, queries) == list(range(max(batch, 1) * queries))
-    held = max(part.entries * part.rows for part in parts)
-    if not any(isinstance(part, plan.Filtered) for part in plan.parts(made)):
-        assert plan.workspace_limit(made) == held * plan.row_stride(made) * 4
-        assert held == 1 or plan.workspace_limit(made) <= plan.CHUNK_BYTES
-
-
-def rows_of(parts: Iterable[plan.Chunk], queries: int) -> list[int]:
-    """Of all batch entries, in the order in which they are computed."""
-    return [
+    rows = [
         entry * queries + row
         for part in parts
         for entry in range(part.first_entry, part.first_entry + part.entries)
         for row in range(part.first_row, part.first_row + part.rows)
     ]
-
-
-@pytest.mark.parametrize(("queries", "keys", "batch"), [(4096, 131072, 0), (4097, 32768, 3), (1024, 1 << 19, 2)])
-def test_every_row_is_filtered_once_and_flagged_ones_have_a_chunk(queries: int, keys: int, batch: int) -> None:
-    made = problem(queries, keys, batch)
-    parts = [part for part in plan.parts(made) if isinstance(part, plan.Filtered)]
-    every = list(range(max(batch, 1) * queries))
-    assert rows_of((part.rows for part in parts), queries) == every
-    assert rows_of((chunk for part in parts for chunk in part.flagged), queries) == every
-    assert plan.workspace_limit(made) <= 256 << 20
-    for part in parts:
-        places = plan.layout(made, part)
-        assert places.samples >= part.rows.rows * plan.CAPACITY * 8
-        scores = max(chunk.rows for chunk in part.flagged) * plan.row_stride(made) * 4
-        assert max(scores, places.samples + part.rows.rows * part.sample_row * 4) <= places.thresholds
-        # Of keys that have a period, as pages of 64, all places are in a sample.
-        assert all(math.gcd(part.sample_stride, 1 << bits) == 1 for bits in range(1, 12))
-        # A sample has so many of the selected keys that a list of twice what is expected is seldom full.
-        expected = made.options.topk / part.sample_stride
-        assert expected >= 32
-        assert (expected + 6 * expected**0.5 + 2) * part.sample_stride * 1.5 <= plan.CAPACITY
-
-
-@pytest.mark.parametrize("keys", [32768, 65536, 131072, 1 << 19])
-@pytest.mark.parametrize("q_start", [None, 16384])
-@pytest.mark.parametrize("facts", [(8, 128, 2), (16, 128, 2), (4, 64, 3), (8, 64, 3)])
-def test_what_a_unit_is_expected_to_list_has_room_in_shared_memory(
-    keys: int, q_start: int | None, facts: tuple[int, int, int]
-) -> None:
-    """Of 32 and 64 heads, fp8 and 16 bits. Entries beyond are waited for, each for as long as memory takes."""
-    made = problem(2048, keys)
-    made = replace(made, options=replace(made.options, causal=q_start is not None, q_start=q_start or 0))
-    share = plan.listed_share(made, next(part for part in plan.parts(made) if isinstance(part, plan.Filtered)))
-    named_facts = dict(zip(("tile_queries", "tile_keys", "consumers"), facts, strict=True))
-    unit = scoring.work_assignment(made.scores, named_facts, 132, share).fields["unit_steps"]
-    shortest = facts[2]
-    assert unit == shortest or unit * facts[1] * share <= scoring.LISTED_ENTRIES / facts[0]
-    config = (ROOT / "cuda/indexer_logits/sm90/config.cuh").read_text()
-    assert f"kListBytes = {16 * scoring.LISTED_ENTRIES};" in config
-
-
-@pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (-3, 1), (5, 2), (-4, 3), (100, 7)])
-def test_a_filter_scores_every_key_that_a_causal_mask_leaves(q_start: int, k_stride: int) -> None:
-    case = replace(named("causal_stride4").scored, q_start=q_start, k_stride=k_stride)
-    arguments = SUBJECT.cases.inputs(replace(named("causal_stride4"), scored=case), 0)
-    scores = cupymla.indexer_logits(**SUBJECT.cases.scored_arguments(arguments))
-    _, made = read(**arguments)
-    assert [plan.seen_keys(made, row) for row in range(case.queries)] == list((scores > -np.inf).sum(axis=1))
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16"])
-def test_every_filter_is_among_the_variants(dtype: str) -> None:
-    kind = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
-    for heads in scoring.FILTERED_HEADS:
-        q = np.zeros((1, heads, 128), kind)
-        given = {"q": np.broadcast_to(q, (1024, heads, 128)), "k": np.broadcast_to(q[0, :1], (32768, 128))}
-        weights = np.broadcast_to(np.float32(1), (1024, heads))
-        wanted = run.sources(HOPPER, **given, weights=weights, topk=2048)
-        assert {dict(source.defines).get("CUPYMLA_FILTER") for source in wanted} >= {1, 2}
-        assert set(wanted) <= set(plan.variants())
-
-
-def test_what_is_filtered() -> None:
-    def first(queries: int = 4096, keys: int = 32768, **options: Any) -> int | None:
-        """The first row that is."""
-        made = problem(queries, keys)
-        made = replace(made, options=replace(made.options, **options))
-        return next((part.rows.first_row for part in plan.parts(made) if isinstance(part, plan.Filtered)), None)
-
-    assert first() == 0
-    assert first(keys=32767) is first(queries=1023) is first(topk=2049) is first(return_values=True) is None
-    assert first(causal=True, q_start=8192) == 0
-    assert first(causal=True, q_start=8000) == 192
-    assert first(causal=True, q_start=0) is None
-    assert first(queries=16384, causal=True, q_start=0, k_stride=1) == 8192
+    assert rows == list(range(max(batch, 1) * queries))
+    held = max(part.entries * part.rows for part in parts)
+    assert plan.workspace_limit(made) == held * plan.row_stride(made) * 4
+    assert held == 1 or plan.workspace_limit(made) <= plan.CHUNK_BYTES
 
 
 def test_chunks_are_of_about_equal_size() -> None:

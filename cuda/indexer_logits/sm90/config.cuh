@@ -7,12 +7,7 @@
 #include "../../common/swizzle.cuh"
 
 // CUPYMLA_TYPE: of q and k, 0 fp8 e4m3fn, 1 bf16, 2 fp16. CUPYMLA_D: channels, 64 or 128. CUPYMLA_HEADS: heads of a
-// query with those that only fill up, 8, 16, 32, 64 or 128. CUPYMLA_FILLED: 1 where there are such. CUPYMLA_FILTER:
-// what is done with a score: 0 all are written; 1 those that reach their query's threshold are listed; 2 those of
-// flagged queries are written, with nothing for keys that these do not see.
-#ifndef CUPYMLA_FILTER
-#define CUPYMLA_FILTER 0
-#endif
+// query with those that only fill up, 8, 16, 32, 64 or 128. CUPYMLA_FILLED: 1 where there are such.
 
 namespace cupymla::indexer_logits {
 
@@ -86,11 +81,6 @@ struct Config : Shape<kTypeArg, kDArg, kHeadsArg>::Warpgroups {
                                       : kMostQueries;  // of a query tile
   static constexpr int kGroups = kQueries / kGroupQueries;
   static constexpr int kQueryBuffers = 2;
-  static constexpr bool kLists = CUPYMLA_FILTER == 1;
-  static constexpr bool kFills = CUPYMLA_FILTER == 0;
-  static constexpr int kListBytes = 16384;  // of entries that are found, of all queries in buffers
-  static constexpr int kListed = kListBytes / (8 * kQueryBuffers * kQueries);  // of a query in a run, at hand
-
   static constexpr int kWeightLoads = ThisShape::kManyLoads ? 8 : 2;  // of a lane, at a time
 
   static constexpr int kKeyTileBytes = kKeyRows * kRowBytes;
@@ -102,9 +92,7 @@ struct Config : Shape<kTypeArg, kDArg, kHeadsArg>::Warpgroups {
   static_assert(kDArg == 64 || kDArg == 128);
   static_assert(kHeads == 8 || kHeads == 16 || kHeads == 32 || kHeads == 64 || kHeads == 128);
   static_assert(kGroups % 2 == 0, "two sets of scores, used in turn");
-  static_assert(!kLists || kQueries <= 32, "a lane has a query's list");
-  static_assert(kQueryBuffers * kQueries * kHeads * kRowBytes + kKeyStages * kKeyTileBytes +
-                    (kLists ? kListBytes : 0) <= 212 * 1024);
+  static_assert(kQueryBuffers * kQueries * kHeads * kRowBytes + kKeyStages * kKeyTileBytes <= 212 * 1024);
 };
 
 // Heads that only fill up need care where keys can be infinite.

@@ -5,7 +5,6 @@
 #include "../../common/matrix.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/store_if.cuh"
-#include "lists.cuh"
 #include "work.cuh"
 
 namespace cupymla::indexer_logits {
@@ -43,7 +42,7 @@ struct Consumer {
   };
 
   Storage& storage;
-  const KernelParameters& params;
+  const Parameters& params;
   const int warpgroup_idx;
   const int warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -54,7 +53,7 @@ struct Consumer {
 
   uint32_t keys[Config::kRowTiles][Config::kSteps][4];
 
-  __device__ __forceinline__ Consumer(Storage& storage, const KernelParameters& params, int warpgroup_idx)
+  __device__ __forceinline__ Consumer(Storage& storage, const Parameters& params, int warpgroup_idx)
       : storage(storage),
         params(params),
         warpgroup_idx(warpgroup_idx),
@@ -71,11 +70,6 @@ struct Consumer {
     float k_scale;
     Queries seen;     // queries that see the key
     Queries written;  // that this lane writes
-#if CUPYMLA_FILTER == 1
-    uint32_t buffer;  // of the query tile
-    int32_t key;
-    int64_t row;      // of `own_query`
-#endif
   };
 
   __device__ __forceinline__ void run() {
@@ -89,10 +83,8 @@ struct Consumer {
       const Visible visible(run, storage.any[buffers.stage]);
       const int32_t queries = min(Config::kQueries, params.queries - run.first_query());
       float* logits = params.logits + run.batch * params.logits_batch + run.first_query() * params.logits_query;
-      if constexpr (Config::kFills) {
-        fill(logits, queries, run.first, visible.first);
-        fill(logits, queries, visible.end, run.end);
-      }
+      fill(logits, queries, run.first, visible.first);
+      fill(logits, queries, visible.end, run.end);
       // The same in all lanes: computed once per warp.
       const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffers.stage][0]), 0));
 
@@ -126,9 +118,6 @@ struct Consumer {
         sum_heads(scores[1], Weights(storage, buffers.stage, Config::kGroups - 1, lane), sums);
         write(sums, before, Config::kGroups - 1);
       }
-#if CUPYMLA_FILTER == 1
-      storage.listed[buffers.stage].arrive();
-#endif
       __syncwarp();
       if (lane == 0) storage.q_free[buffers.stage].arrive();
     }
@@ -188,11 +177,6 @@ struct Consumer {
                                                 int32_t queries) const {
     const int32_t key = tile * Config::kKeyRows + own_key;
     Target target{logits + own_query * params.logits_query + key, 1.0f, kAllQueries, 0};
-#if CUPYMLA_FILTER == 1
-    target.buffer = buffer;
-    target.key = key;
-    target.row = static_cast<int64_t>(run.batch) * params.queries + run.first_query() + own_query;
-#endif
     if (key < params.keys) {
       if (params.k_scale != nullptr) {
         target.k_scale = params.k_scale[run.batch * params.k_scale_batch + key * params.k_scale_key];
@@ -281,16 +265,8 @@ struct Consumer {
   // `query`: in the query tile, from this lane's first one on.
   __device__ __forceinline__ void write_score(float sum, const Target& target, int query) const {
     const float scaled = __fmul_rn(sum, target.k_scale);
-#if CUPYMLA_FILTER == 1
-    const int place = own_query + query;
-    // NaN reaches nothing.
-    if ((target.written & target.seen) >> query & 1u && scaled >= storage.thresholds[target.buffer][place]) {
-      list_entry(storage, params, target.buffer, place, target.row + query, scaled, target.key);
-    }
-#else
     store_if((target.written >> query & 1u) != 0, target.logits + query * params.logits_query,
              (target.seen >> query & 1u) != 0 ? scaled : negative_infinity());
-#endif
   }
 };
 

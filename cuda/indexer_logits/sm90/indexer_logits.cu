@@ -15,14 +15,8 @@ namespace cupymla::indexer_logits {
 __device__ __forceinline__ void init_barriers(Storage& storage) {
   for (int buffer = 0; buffer < ThisConfig::kQueryBuffers; ++buffer) {
     storage.q_full[buffer].init(32 + 1);
-    storage.q_free[buffer].init(4 * ThisConfig::kConsumers + 1 + (ThisConfig::kLists ? 32 : 0));
+    storage.q_free[buffer].init(4 * ThisConfig::kConsumers + 1);
   }
-#if CUPYMLA_FILTER == 1
-  for (int buffer = 0; buffer < ThisConfig::kQueryBuffers; ++buffer) {
-    storage.listed[buffer].init(ThisConfig::kConsumers * ThisConfig::kWarpgroup);
-    for (int query = 0; query < ThisConfig::kQueries; ++query) storage.counts[buffer][query] = 0;
-  }
-#endif
   for (int stage = 0; stage < ThisConfig::kKeyStages; ++stage) {
     storage.k_full[stage].init(1);
     storage.k_free[stage].init(4);
@@ -34,15 +28,12 @@ __device__ __forceinline__ void init_barriers(Storage& storage) {
 
 extern "C" __global__ void __launch_bounds__(cupymla::indexer_logits::ThisConfig::kThreads, 1)
     indexer_logits(const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap k_map,
-                   const __grid_constant__ cupymla::indexer_logits::KernelParameters params) {
+                   const __grid_constant__ cupymla::indexer_logits::Parameters params) {
   using namespace cupymla;
   using namespace cupymla::indexer_logits;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   Storage& storage = *reinterpret_cast<Storage*>(shared_memory);
 
-#if CUPYMLA_FILTER == 2
-  if (*params.flagged == 0) return;
-#endif
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(k_map);
@@ -56,9 +47,6 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_logits::ThisConfig
     const uint32_t warp = threadIdx.x / 32 % 4;
     if (warp == 0) load_queries(storage, params, q_map);
     if (warp == 1 && threadIdx.x % 32 == 0) load_keys(storage, params, k_map);
-#if CUPYMLA_FILTER == 1
-    if (warp == 2) move_lists(storage, params);
-#endif
   } else {
     warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();
     Consumer(storage, params, warpgroup).run();
@@ -67,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_logits::ThisConfig
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::indexer_logits::ThisConfig::kThreads, cluster = 1,
                      smem_bytes = sizeof(cupymla::indexer_logits::Storage),
-                     parameter_bytes = sizeof(cupymla::indexer_logits::KernelParameters),
+                     parameter_bytes = sizeof(cupymla::indexer_logits::Parameters),
                      tile_queries = cupymla::indexer_logits::ThisConfig::kQueries,
                      tile_heads = cupymla::indexer_logits::ThisConfig::kHeads,
                      tile_keys = cupymla::indexer_logits::ThisConfig::kKeyRows,

@@ -35,25 +35,4 @@ struct Parameters {
   float floor;                     // of a product: 0, or -inf where there is no ReLU
 };
 
-// What a list holds.
-struct alignas(8) Entry {
-  float score;
-  int32_t key;
-};
-
-// With a filter. Mirrored by `FilterParameters` in cupymla/ops/indexer_logits/cuda.py.
-struct FilterParameters : Parameters {
-  const float* thresholds;  // [batch, queries]
-  uint32_t* counts;         // [batch, queries]: entries that were found; more than `capacity` where they are
-  Entry* entries;           // [batch, queries, capacity], in any order
-  const int32_t* flagged;   // one number: 0 where no query is to be scored
-  uint32_t capacity;
-};
-
-#if CUPYMLA_FILTER
-using KernelParameters = FilterParameters;
-#else
-using KernelParameters = Parameters;
-#endif
-
 }  // namespace cupymla::indexer_logits

@@ -8,7 +8,7 @@
 
 namespace cupymla::indexer_logits {
 
-__device__ __forceinline__ Bounds visible_keys(const KernelParameters& params, int32_t batch, int32_t query) {
+__device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t batch, int32_t query) {
   Bounds bounds{0, params.keys};
   if (params.starts != nullptr) {
     bounds.begin = max(0, params.starts[batch * params.starts_batch + query * params.starts_query]);
@@ -24,7 +24,7 @@ __device__ __forceinline__ Bounds visible_keys(const KernelParameters& params, i
 // Puts the weights of a query tile in their places. Several loads are under way at a time: a first query tile would
 // otherwise be waited for as long as a query tile takes.
 template <bool kBf16>
-__device__ __forceinline__ void load_weights(float* to, const KernelParameters& params, const Run& run, int lane) {
+__device__ __forceinline__ void load_weights(float* to, const Parameters& params, const Run& run, int lane) {
   constexpr int kHeads = ThisConfig::kHeads;
   constexpr int kAll = ThisConfig::kQueries * kHeads;
   constexpr int kAtATime = ThisConfig::kWeightLoads;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_weights(float* to, const KernelParameters& 
   }
 }
 
-__device__ __forceinline__ void load_queries(Storage& storage, const KernelParameters& params, const TensorMap& q_map) {
+__device__ __forceinline__ void load_queries(Storage& storage, const Parameters& params, const TensorMap& q_map) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   Ring<ThisConfig::kQueryBuffers> buffers;
   RunIterator iterator(params);
@@ -76,10 +76,6 @@ __device__ __forceinline__ void load_queries(Storage& storage, const KernelParam
       const bool there = first + query < params.queries;
       const Bounds own = there ? visible_keys(params, run.batch, first + query) : Bounds{0, 0};
       storage.bounds[buffer][query] = own;
-#if CUPYMLA_FILTER == 1
-      const int64_t row = static_cast<int64_t>(run.batch) * params.queries + first + query;
-      storage.thresholds[buffer][query] = there ? params.thresholds[row] : positive_infinity();
-#endif
       if (own.begin < own.end) any = {min(any.begin, own.begin), max(any.end, own.end)};
       if (there) all = {max(all.begin, own.begin), min(all.end, own.end)};
     }
@@ -106,7 +102,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const KernelParam
   }
 }
 
-__device__ __forceinline__ void load_keys(Storage& storage, const KernelParameters& params, const TensorMap& k_map) {
+__device__ __forceinline__ void load_keys(Storage& storage, const Parameters& params, const TensorMap& k_map) {
   Ring<ThisConfig::kQueryBuffers> buffers;
   uint32_t uses = 0;  // eight bits for each consumer
   RunIterator iterator(params);

@@ -8,10 +8,6 @@
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
 // k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled
-// listed[b]    | all consumer threads                  | list warp        | with lists: all entries of a run are in
-//              |                                       |                  | buffer b
-//
-// With lists, q_free[b] has 32 arrivals more, of the list warp: lists of buffer b are empty.
 //
 //   query warp          | key warp          | consumer 0                   | consumer 1
 //   --------------------+-------------------+------------------------------+------------------------------
@@ -26,7 +22,6 @@
 #include "../../common/barrier.cuh"
 #include "../../common/ring.cuh"
 #include "config.cuh"
-#include "params.cuh"
 
 namespace cupymla::indexer_logits {
 
@@ -55,13 +50,6 @@ struct alignas(1024) Storage {
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
   Mbarrier k_full[ThisConfig::kKeyStages], k_free[ThisConfig::kKeyStages];
-
-#if CUPYMLA_FILTER == 1
-  Mbarrier listed[ThisConfig::kQueryBuffers];
-  float thresholds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
-  uint32_t counts[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // of a run, more than `kListed`, too; see `kFull`
-  Entry entries[ThisConfig::kQueryBuffers][ThisConfig::kQueries][ThisConfig::kListed];
-#endif
 };
 
 // A lane sums heads 8j + 2c and 8j + 2c + 1, c its number among the four of a row: for two values of j it finds them in

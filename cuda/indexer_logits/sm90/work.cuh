@@ -18,12 +18,12 @@ struct Run {
 };
 
 struct RunIterator {
-  const KernelParameters& params;
+  const Parameters& params;
   uint32_t round = 0;
   int32_t left = 0;  // steps of the unit
   int64_t step = 0;
 
-  __device__ __forceinline__ explicit RunIterator(const KernelParameters& params) : params(params) { enter(); }
+  __device__ __forceinline__ explicit RunIterator(const Parameters& params) : params(params) { enter(); }
 
   // The next run; false where there is none.
   __device__ __forceinline__ bool next(Run& run) {

@@ -1,46 +1,36 @@
 // The selection of index scores that cuda/indexer_logits has left in the workspace: topk's, with the causal limit and
 // the log-sum-exp of what is selected. README.md has the chunks of rows in which both kernels run.
 //
-// CUPYMLA_STAGE: 0 the selection; 1 and 2 what comes before and behind scores that are filtered (thresholds.cuh,
-// candidates.cuh); 3 the selection in flagged rows. CUPYMLA_SHORT: scores of a thread that keeps them; 0 for longer
-// rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster keep a row together.
+// CUPYMLA_SHORT: scores of a thread that keeps them; 0 for longer rows. CUPYMLA_CLUSTER: whether the CTAs of a cluster
+// keep a row together.
 #define CUPYMLA_SCORES 0
-#ifndef CUPYMLA_STAGE
-#define CUPYMLA_STAGE 0
-#endif
 #include "../../common/entry.cuh"
-#if CUPYMLA_STAGE == 1
-#include "thresholds.cuh"
-#elif CUPYMLA_STAGE == 2
-#include "candidates.cuh"
-#elif CUPYMLA_SHORT
+#include "../../common/indexer_score.cuh"
+#if CUPYMLA_SHORT
 #include "../../topk/sm80/short_lse.cuh"
 #else
 #include "../../topk/sm80/lse.cuh"
 #include "../../topk/sm80/select_row.cuh"
 #endif
-#include "limit.cuh"
+#include "params.cuh"
 
-// Left to itself, ptxas makes room for two CTAs of a multiprocessor, and spills.
-#if CUPYMLA_STAGE == 1 || CUPYMLA_STAGE == 2
-using Parameters = cupymla::indexer_topk::FilterParameters;
-#define CUPYMLA_BOUNDS __launch_bounds__(cupymla::topk::kMaxThreads, 1)
-#else
-using Parameters = cupymla::indexer_topk::Parameters;
-#define CUPYMLA_BOUNDS __launch_bounds__(cupymla::topk::kMaxThreads)
-#endif
+namespace cupymla::indexer_topk {
 
-extern "C" __global__ void CUPYMLA_BOUNDS
-    indexer_topk(const __grid_constant__ Parameters params) {
+// How many columns a row may see.
+__device__ __forceinline__ int32_t limit_of(const Parameters& params, int64_t row) {
+  return params.causal == 0 ? params.columns
+                            : indexer::causal_end(params.q_start, row, params.k_stride, params.columns);
+}
+
+}  // namespace cupymla::indexer_topk
+
+extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
+    indexer_topk(const __grid_constant__ cupymla::indexer_topk::Parameters params) {
   using namespace cupymla;
   using namespace cupymla::topk;
   extern __shared__ __align__(16) uint8_t shared_memory[];
-#if CUPYMLA_STAGE == 1
-  indexer_topk::write_threshold(params, shared_memory);
-#elif CUPYMLA_STAGE == 2
-  indexer_topk::select_listed(params, shared_memory);
-#elif CUPYMLA_SHORT
   const Thread thread;
+#if CUPYMLA_SHORT
   uint32_t* bins = short_bins(shared_memory);
   clear_own_bins(thread, bins);
   Exchange exchange(*reinterpret_cast<ShortStorage*>(shared_memory), thread);
@@ -58,12 +48,10 @@ extern "C" __global__ void CUPYMLA_BOUNDS
   const float lse = short_lse(exchange, columns, scores, selection, params.lse_base2 != 0);
   if (exchange.rank == 0 && thread.index == 0) params.lse[batch * params.lse_batch + number * params.lse_row] = lse;
 #else
-  const Thread thread;
   Storage& storage = *reinterpret_cast<Storage*>(shared_memory);
   const Arrays arrays(shared_memory + sizeof(Storage), params);
   const Place place(params);
   const Row row(params, place.batch, place.row, indexer_topk::limit_of(params, place.row));
-  if (CUPYMLA_STAGE == 3 && row.visible() <= 0) return;
   const uint32_t count = write_row(storage, thread, params, arrays, row, place);
   if (params.lse == nullptr || part_of_row() != 0) return;
   const int32_t* columns = params.indices + place.batch * params.indices_batch + place.row * params.indices_row;
@@ -74,8 +62,9 @@ extern "C" __global__ void CUPYMLA_BOUNDS
 
 #if CUPYMLA_SHORT
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1,
-                     smem_bytes = sizeof(cupymla::topk::ShortStorage), parameter_bytes = sizeof(Parameters));
+                     smem_bytes = sizeof(cupymla::topk::ShortStorage),
+                     parameter_bytes = sizeof(cupymla::indexer_topk::Parameters));
 #else
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::topk::kMaxThreads, cluster = 1, smem_bytes = sizeof(cupymla::topk::Storage),
-                     parameter_bytes = sizeof(Parameters));
+                     parameter_bytes = sizeof(cupymla::indexer_topk::Parameters));
 #endif

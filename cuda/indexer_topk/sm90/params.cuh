@@ -16,17 +16,4 @@ struct Parameters : topk::Parameters {
   int32_t lse_base2;  // 0: natural logarithms; 1: to base 2
 };
 
-// Of the kernels around a filter; there is one batch entry. Mirrored by `FilterParameters` in the same file.
-struct FilterParameters : Parameters {
-  float* thresholds;        // [rows]
-  uint32_t* counts;         // [rows]: entries that reached them; more than a list has room for where they are
-  const uint8_t* entries;   // [rows, capacity] scores and columns, as `Entry` in cuda/indexer_logits/sm90/params.cuh
-  int32_t* flagged_starts;  // [rows]: visible columns of flagged rows, 0 of others
-  int32_t* flagged_ends;    // [rows]
-  int32_t* flagged;         // [chunks]: how many rows of a chunk are
-
-  int32_t sample_stride;  // keys from one of the sample to the next
-  int32_t chunks, chunk_rows;
-};
-
 }  // namespace cupymla::indexer_topk

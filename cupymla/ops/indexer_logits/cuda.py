@@ -36,20 +36,9 @@ class Parameters(ctypes.Structure):
     )
 
 
-class FilterParameters(Parameters):
-    """Mirrors `FilterParameters` there."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("thresholds", "counts", "entries", "flagged")),
-        ("capacity", ctypes.c_uint32),
-    )
-
-
-def filled(
-    problem: Problem, work: WorkAssignment, views: Views, logits: View, record: type[Parameters] = Parameters
-) -> Parameters:
+def filled(problem: Problem, work: WorkAssignment, views: Views, logits: View) -> Parameters:
     """The parameters of a launch."""
-    made = record(
+    made = Parameters(
         q_start=problem.options.q_start,
         k_stride=problem.options.k_stride,
         batch=problem.batch,
@@ -102,38 +91,22 @@ def _map(
 
 
 class Binding(Launches):
-    """The kernel with everything that one problem and its layouts fix; it launches nothing without a query or a key.
+    """The kernel with everything that one problem and its layouts fix; it launches nothing without a query or a key."""
 
-    With the filter "lists", a share `listed` of scores is expected to be.
-
-    Attributes:
-        record: the launch's parameters; of a filter some are its caller's to set.
-    """
-
-    record: Parameters
-
-    def __init__(
-        self,
-        views: Views,
-        problem: Problem,
-        logits: View,
-        filter: plan.Filter = "none",
-        listed: float | None = None,
-    ) -> None:
+    def __init__(self, views: Views, problem: Problem, logits: View) -> None:
         self._pointers: tuple[int, int] | None = None
         launcher = None
         if 0 not in problem.shape:
             index = problem.device.index
-            source = plan.plan(problem, driver.arch_of(problem.device), filter)
-            record = Parameters if filter == "none" else FilterParameters
+            source = plan.plan(problem, driver.arch_of(problem.device))
             kernel = build.kernel(source, index)
             facts = kernel.facts
-            check_record(source, facts, record)
-            work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index), listed)
+            check_record(source, facts, Parameters)
+            work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index))
             geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
-            self.record = filled(problem, work, views, logits, record)
+            self._record = filled(problem, work, views, logits)
             self._maps = q_tiles(problem, views.q, facts), k_tiles(problem, views.k, facts)
-            launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self.record))
+            launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))
         super().__init__(launcher)
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
@@ -148,8 +121,8 @@ class Binding(Launches):
             self._pointers = pointers
         for name in _ARRAYS[:-1]:
             seen: View | None = getattr(views, name)
-            setattr(self.record, name, None if seen is None else seen.ptr)
-        (self.record.logits,) = results
+            setattr(self._record, name, None if seen is None else seen.ptr)
+        (self._record.logits,) = results
 
 
 def wanted(views: Views, problem: Problem) -> Results:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from ... import arch as arches
 from ...arch import Arch
@@ -29,25 +28,7 @@ _LEAST_UNITS, _MOST_UNIT_STEPS = 16, 32
 """Where queries see different keys: units that a CTA takes at least, and key tiles of a unit at most."""
 
 
-FILTERED_HEADS = (32, 64)
-"""Heads of queries whose scores can be filtered: a lane has a query's list."""
-
-FILTERED_STEPS = 16
-"""Key tiles of a unit then, at most."""
-
-LISTED_ENTRIES = 1024
-"""Entries of a unit that shared memory has room for, of all queries of a tile (kListBytes in config.cuh)."""
-
-_LISTED_SHARE = 0.75  # of them that are to be expected, so that few units have more
-
-Filter = Literal["none", "lists", "flagged"]
-"""What is done with scores: all are written; those that reach a threshold are listed; those of flagged queries are
-written. As CUPYMLA_FILTER in cuda/indexer_logits/sm90/config.cuh."""
-
-FILTERS: tuple[Filter, ...] = ("none", "lists", "flagged")
-
-
-def plan(problem: Problem, arch: Arch, filter: Filter = "none") -> KernelSource:
+def plan(problem: Problem, arch: Arch) -> KernelSource:
     """Choose the kernel. Raises UnsupportedError when the architecture has none."""
     heads = next(heads for heads in HEADS if problem.heads <= heads)
     return variant(
@@ -56,25 +37,18 @@ def plan(problem: Problem, arch: Arch, filter: Filter = "none") -> KernelSource:
         channels=problem.channels,
         heads=heads,
         filled=problem.heads != heads and problem.dtype != "float8_e4m3fn",
-        filter=filter,
     )
 
 
-def work_assignment(
-    problem: Problem, facts: Mapping[str, int], multiprocessors: int, listed: float | None = None
-) -> WorkAssignment:
+def work_assignment(problem: Problem, facts: Mapping[str, int], multiprocessors: int) -> WorkAssignment:
     """Which CTA takes which key tiles of all query tiles: each takes every ctas'th unit of `unit_steps` of them.
 
-    Where every query sees every key, each CTA takes as many, side by side. Where a share `listed` of scores is, a
-    unit's are to have room in shared memory: what is beyond goes to global memory one by one, and is waited for.
+    Where every query sees every key, each CTA takes as many, side by side.
     """
     query_tiles = -(-problem.queries // facts["tile_queries"])
     key_tiles = -(-problem.keys // facts["tile_keys"])
     steps = problem.batch * query_tiles * key_tiles
-    if listed is not None:
-        fitting = _LISTED_SHARE * LISTED_ENTRIES / facts["tile_queries"] / max(listed, 1e-6) / facts["tile_keys"]
-        unit = max(1, min(FILTERED_STEPS, steps, int(fitting)))
-    elif problem.masked:
+    if problem.masked:
         unit = max(2, min(_MOST_UNIT_STEPS, steps // (multiprocessors * _LEAST_UNITS)))
     else:
         unit = max(1, -(-steps // multiprocessors))
@@ -92,7 +66,6 @@ def variant(
     channels: int = 128,
     heads: int = 64,
     filled: bool = False,
-    filter: Filter = "none",
 ) -> KernelSource:
     """A kernel variant.
 
@@ -102,7 +75,6 @@ def variant(
         channels: 64 or 128.
         heads: of a query, with those that only fill up: 8, 16, 32, 64 or 128.
         filled: whether there are such; fp8 has no infinities, and does not care.
-        filter: what is done with scores.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -114,7 +86,6 @@ def variant(
         ("CUPYMLA_D", channels),
         ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_FILLED", int(filled)),
-        *((("CUPYMLA_FILTER", FILTERS.index(filter)),) if filter != "none" else ()),
     )
     return KernelSource(SOURCE, OPERATOR, defines, arch.name)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
 from ... import driver
-from ...launch import Launcher
 from ...tensor import View
 from ..bound import Launches, Results
 from ..indexer_logits import cuda as scoring
@@ -38,30 +36,10 @@ class Parameters(selection.Parameters):
     )
 
 
-class FilterParameters(Parameters):
-    """Mirrors `FilterParameters` there."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("thresholds", "counts", "entries")),
-        *((name, ctypes.c_void_p) for name in ("flagged_starts", "flagged_ends", "flagged")),
-        *((name, ctypes.c_int32) for name in ("sample_stride", "chunks", "chunk_rows")),
-    )
-
-
 class _Part:
-    """A chunk's two launches; `offsets` are bytes from the beginning of each array and result.
+    """A chunk's two launches; `offsets` are bytes from the beginning of each array and result."""
 
-    With `flagged`, of flagged rows alone, whose visible keys starts and ends have.
-    """
-
-    def __init__(
-        self,
-        views: Views,
-        problem: Problem,
-        results: Sequence[View | None],
-        chunk: plan.Chunk,
-        flagged: bool = False,
-    ) -> None:
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View | None], chunk: plan.Chunk) -> None:
         scores, options = problem.scores, problem.options
         device = scores.device
         arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
@@ -76,8 +54,8 @@ class _Part:
         logits = View(0, (*lead, chunk.rows, scores.keys), strides, "float32", device, False, "raw", None)
         own_options = replace(scores.options, q_start=q_start)
         own_scores = replace(scores, lead=lead, queries=chunk.rows, options=own_options)
-        self.scoring = scoring.Binding(self._views, own_scores, logits, "flagged" if flagged else "none")
-        chosen = (plan.select_flagged if flagged else plan.select)(selected, arch, multiprocessors)
+        self._scoring = scoring.Binding(self._views, own_scores, logits)
+        chosen = plan.select(selected, arch, multiprocessors)
         self._record = Parameters(
             q_start=q_start,
             k_stride=options.k_stride,
@@ -91,8 +69,7 @@ class _Part:
         self._result_offsets = [
             None if view is None else _bytes_before(view, chunk, bool(scores.lead)) for view in results
         ]
-        self.launchers: Sequence[Launcher | None]
-        self.launchers = self.scoring.launcher, selection.launcher(chosen, self._record, device.index)
+        self.launchers = self._scoring.launcher, selection.launcher(chosen, self._record, device.index)
 
     def point(self, views: Views, results: Sequence[int | None], workspace: int) -> None:
         """Set every address; `results` has one for each name."""
@@ -100,7 +77,7 @@ class _Part:
             seen: View | None = getattr(self._views, name)
             if seen is not None:
                 seen.ptr = getattr(views, name).ptr + offset
-        self.scoring.point(self._views, (workspace,), 0)
+        self._scoring.point(self._views, (workspace,), 0)
         record = self._record
         record.scores = workspace
         record.starts, record.ends = (
@@ -108,112 +85,6 @@ class _Part:
         )
         for name, address, before in zip(_RESULTS, results, self._result_offsets, strict=True):
             setattr(record, name, None if address is None or before is None else address + before)
-
-
-class _Filter:
-    """The launches of rows whose scores are filtered: scores of a sample, thresholds, lists, selections from these, and
-    for chunks of rows that are flagged all scores and selections."""
-
-    def __init__(self, views: Views, problem: Problem, results: Sequence[View | None], part: plan.Filtered) -> None:
-        scores, options, rows = problem.scores, problem.options, part.rows
-        device, lead = scores.device, (1,) * len(scores.lead)
-        index, arch = device.index, driver.arch_of(device)
-        self._first_row, self._layout = rows.first_row, plan.layout(problem, part)
-        self._offsets = {name: _offset(getattr(views, name), name, rows, scores) for name in _SCORED}
-        own = {name: _chunk_of(getattr(views, name), name, rows, scores) for name in _SCORED}
-        own_options = replace(scores.options, q_start=options.q_start + rows.first_row)
-
-        def raw(*shape: int, dtype: str = "float32") -> View:
-            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-            return View(0, (*lead, *shape), (*(0 for _ in lead), *strides), dtype, device, False, "raw", None)
-
-        # A sample, seen whole: thresholds are made of what a row sees of it.
-        sampled = {"k": _every(own["k"], -2, part), "k_scale": _every(own["k_scale"], -1, part)}
-        sampled |= {"starts": None, "ends": None}
-        self._sampled = ScoringViews(**(own | sampled))  # type: ignore[arg-type]
-        self._listed = ScoringViews(**own)  # type: ignore[arg-type]
-        samples = raw(rows.rows, part.sample_row)
-        sampled_options = replace(own_options, causal=False)
-        of_rows = replace(scores, lead=lead, queries=rows.rows)
-        self._sampling = scoring.Binding(
-            self._sampled, replace(of_rows, keys=part.samples, masked=False, options=sampled_options), samples
-        )
-        seen = plan.seen_keys(problem, rows.first_row + rows.rows - 1)
-        own_scores = replace(of_rows, keys=seen, options=own_options)
-        self._listing = scoring.Binding(self._listed, own_scores, samples, "lists", plan.listed_share(problem, part))
-        self._listing.record.capacity = plan.CAPACITY
-
-        self._record = FilterParameters(
-            q_start=own_options.q_start,
-            k_stride=options.k_stride,
-            causal=int(options.causal),
-            sample_stride=part.sample_stride,
-            chunks=len(part.flagged),
-            chunk_rows=part.flagged[0].rows,
-        )
-        selected = plan.selected(problem, rows)
-        chosen = plan.candidates(problem, part, arch)
-        arrays: dict[str, View | None] = {"scores": samples, "starts": own["starts"], "ends": own["ends"]}
-        selection.fill(self._record, selected, chosen, arrays | {"indices": results[0], "count": results[1]})
-        self._result_offsets = [
-            _bytes_before(view, rows, bool(scores.lead)) for view in results[:2] if view is not None
-        ]
-        planned = plan.thresholds(part, arch), chosen
-        launchers = [selection.launcher(each, self._record, index) for each in planned]
-
-        # Of all rows, so that a chunk finds its own.
-        self._limits = raw(scores.queries, dtype="int32"), raw(scores.queries, dtype="int32")
-        unmasked = replace(scores, masked=True, options=replace(scores.options, causal=False))
-        limited = replace(problem, scores=unmasked, options=replace(options, causal=False))
-        self._flagged = [_Part(self._limited(views), limited, results, chunk, flagged=True) for chunk in part.flagged]
-        self.launchers: Sequence[Launcher | None]
-        self.launchers = (
-            *(self._sampling.launcher, launchers[0], self._listing.launcher, launchers[1]),
-            *(launcher for chunk in self._flagged for launcher in chunk.launchers),
-        )
-
-    def _limited(self, views: Views) -> Views:
-        return replace(views, starts=self._limits[0], ends=self._limits[1])
-
-    def point(self, views: Views, results: Sequence[int | None], workspace: int) -> None:
-        """Set every address; `results` has one for each name."""
-        for seen_by in (self._sampled, self._listed):
-            for name, offset in self._offsets.items():
-                seen: View | None = getattr(seen_by, name)
-                if seen is not None:
-                    seen.ptr = getattr(views, name).ptr + offset
-        at, record, listing = self._layout, self._record, self._listing.record
-        samples = workspace + at.samples
-        self._sampling.point(self._sampled, (samples,), 0)
-        self._listing.point(self._listed, (samples,), 0)
-        for made in (record, listing):
-            made.entries = workspace
-            made.thresholds = workspace + at.thresholds
-            made.counts = workspace + at.counts
-        record.scores = samples
-        record.starts, record.ends = (
-            None if seen is None else seen.ptr for seen in (self._listed.starts, self._listed.ends)
-        )
-        record.flagged_starts, record.flagged_ends = workspace + at.starts, workspace + at.ends
-        record.flagged = workspace + at.flagged
-        for name, address, before in zip(_RESULTS[:2], results[:2], self._result_offsets, strict=True):
-            setattr(record, name, None if address is None else address + before)
-        for limits, place in zip(self._limits, (at.starts, at.ends), strict=True):
-            limits.ptr = workspace + place - self._first_row * limits.itemsize
-        limited = self._limited(views)
-        for number, chunk in enumerate(self._flagged):
-            chunk.point(limited, results, workspace)
-            chunk.scoring.record.flagged = workspace + at.flagged + 4 * number
-
-
-def _every(view: View | None, axis: int, part: plan.Filtered) -> View | None:
-    """Of an array with an axis of keys those of a sample."""
-    if view is None:
-        return None
-    shape, strides = list(view.shape), list(view.strides)
-    shape[axis] = part.samples
-    strides[axis] *= part.sample_stride
-    return replace(view, shape=tuple(shape), strides=tuple(strides))
 
 
 def _bytes_before(view: View, chunk: plan.Chunk, has_batch: bool) -> int:
@@ -248,12 +119,7 @@ class Binding(Launches):
     def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
         self._wanted = [result is not None for result in problem.results]
         placed = _placed(self._wanted, results)
-        self._parts = [
-            _Filter(views, problem, placed, part)
-            if isinstance(part, plan.Filtered)
-            else _Part(views, problem, placed, part)
-            for part in plan.parts(problem)
-        ]
+        self._parts = [_Part(views, problem, placed, chunk) for chunk in plan.chunks(problem)]
         super().__init__(*(launcher for part in self._parts for launcher in part.launchers))
         self.workspace_bytes = plan.workspace_limit(problem)
 

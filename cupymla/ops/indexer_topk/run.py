@@ -27,13 +27,9 @@ def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
     _, problem = read(**arguments)
     # A last chunk of few rows may want another variant.
-    wanted: dict[KernelSource, None] = {}
-    for part in plan.parts(problem):
-        if problem.scores.keys:
-            wanted[scoring.plan(problem.scores, gpu.arch)] = None
-        if isinstance(part, plan.Filtered):
-            wanted |= dict.fromkeys(plan.variant(gpu.arch, stage=stage) for stage in plan.STAGES[1:])
-            wanted |= dict.fromkeys(scoring.plan(problem.scores, gpu.arch, filter) for filter in scoring.FILTERS[1:])
-        else:
-            wanted[plan.select(plan.selected(problem, part), gpu.arch, gpu.multiprocessors).source] = None
-    return tuple(wanted)
+    selecting = dict.fromkeys(
+        plan.select(plan.selected(problem, chunk), gpu.arch, gpu.multiprocessors).source
+        for chunk in plan.chunks(problem)
+    )
+    scores = (scoring.plan(problem.scores, gpu.arch),) if selecting and problem.scores.keys else ()
+    return (*scores, *selecting)
