@@ -1,7 +1,7 @@
 // The producer warpgroup: brings in Q and the selected rows of both caches as blocks of swizzled tiles, and says which
 // entries are valid. Each warp serves sixteen consecutive entries of a block of 64: lane l looks for the row of entry
-// l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. Where two CTAs share rows, a
-// warp brings in eight and looks at the validity of the other CTA's; what is converted goes to both.
+// l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. shared_producer.cuh has what is
+// different where two CTAs share rows.
 #pragma once
 
 #include "../../common/async_copy.cuh"
@@ -71,10 +71,8 @@ struct Producer {
   static constexpr bool kCopies = Cache::kFormat == kBf16 && is_same_v<Element, __nv_bfloat16>;
   static constexpr bool kFolds = Cache::kCodeTiles > 0 && is_same_v<Element, __nv_bfloat16>;
   static constexpr int kWarpKeys = 16;  // that a warp looks for
-  static constexpr bool kShares = Config::kSharers > 1;
   static constexpr int kOwnKeys = kWarpKeys / Config::kSharers;  // and brings in
   static constexpr int kPasses = kOwnKeys / 4;
-  static_assert(!(kShares && kCopies), "rows that are copied are not worth the way to another CTA");
   static constexpr int kLastPart = Config::kParts - 1;
 
   // A row's bytes that a lane copies at a time.
@@ -325,13 +323,7 @@ struct Producer {
   // With the last part come the validity words.
   __device__ __forceinline__ void tell_valid(int stage, uint32_t valid_lanes) const {
     if (lane == 0) {
-      if constexpr (kShares) {
-        uint8_t* bytes = reinterpret_cast<uint8_t*>(storage.valid[stage]);
-        bytes[first_key() / 8] = static_cast<uint8_t>(valid_lanes);
-        bytes[first_key(1) / 8] = static_cast<uint8_t>(valid_lanes >> 8);
-      } else {
-        storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
-      }
+      storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
       storage.full[stage][kLastPart].arrive();
     }
   }
@@ -339,35 +331,6 @@ struct Producer {
   __device__ __forceinline__ void destinations(uint32_t (&destination)[2]) const {
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) destination[pass] = swizzle_128(first_key() + entry_of(pass), chunk);
-  }
-
-  // Stores to the other CTA what this lane has of a part's rows, and says that as much comes from there.
-  __device__ __forceinline__ void exchange(int part, int stage, const uint32_t (&destination)[2]) const {
-    const uint32_t here = smem_address(&storage);
-    const uint32_t way = cluster_address(here, asked_rank() ^ 1u) - here;
-    const uint32_t full = smem_address(&storage.full[stage][part]) + way;
-#pragma unroll
-    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const uint32_t at = destination[pass % 2] + smem_address(storage.k[stage][tile]);
-        uint32_t own[4];
-        load_shared_16(own, at);
-        cluster_store_async_float4(at + way, __uint_as_float(own[0]), __uint_as_float(own[1]), __uint_as_float(own[2]),
-                                   __uint_as_float(own[3]), full);
-      }
-    }
-  }
-
-  // Says that this thread's rows of a part are in.
-  __device__ __forceinline__ void tell_part(int part, int stage) const {
-    constexpr uint32_t kOtherBytes = kSwizzleRowBytes * kTileKeys / 2;  // of a tile
-    if (kShares && warp == 0 && lane == 0) {
-      const uint32_t tiles = Config::part_begin(part + 1) - Config::part_begin(part);
-      storage.full[stage][part].arrive_and_expect(tiles * kOtherBytes);
-    } else {
-      storage.full[stage][part].arrive();
-    }
   }
 
   // A block of rows that lie as the products want them.
@@ -426,12 +389,11 @@ struct Producer {
         if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, buffer);
         nan = 0;
       }
-      if constexpr (kShares) exchange(part, stage, destination);
       // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
       // CUTLASS does it, who writes fences as well.
       fence_async_shared();
       if (part == kLastPart) tell_valid(stage, valid_lanes);
-      tell_part(part, stage);
+      storage.full[stage][part].arrive();
       if (part == 0) amid();
     }
   }

@@ -6,7 +6,7 @@
 #include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
 #include "leave.cuh"
-#include "producer.cuh"
+#include "shared_producer.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
@@ -33,15 +33,7 @@ constexpr bool kAnyScale = true;
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                         const Work& work) {
-  int32_t counts[2] = {storage.counts[0][0], storage.counts[0][1]};
-  if constexpr (Config::kSharers > 1) {
-    // CTAs that wait for each other go by what one of them has read.
-    const uint32_t first = asked_rank() & ~1u;
-    for (int s = 0; s < 2; ++s) {
-      counts[s] = cluster_load_int32(cluster_address(smem_address(&storage.counts[0][s]), first));
-    }
-  }
-  const Entries entries(counts[0], counts[1], work.part, work.parts);
+  const Entries entries(storage.counts[0][0], storage.counts[0][1], work.part, work.parts);
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
@@ -50,7 +42,11 @@ __device__ __forceinline__ void produce(Storage& storage, const Parameters& para
   } else {
     of_query.load_query(selection, work.first_head);
   }
-  Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+  if constexpr (Config::kSharers == 1) {
+    Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+  } else {
+    SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+  }
 }
 
 // A consumer's entries, then the end of the row: a CTA that has all of it writes the result.
@@ -112,6 +108,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
   } else {
     cluster_arrive();
     cluster_wait();
+    // CTAs that wait for each other go by what one of them has read. A consumer: they leave last, and together.
+    if (threadIdx.x < 2 && (asked_rank() & 1u) != 0) {
+      int32_t& count = storage.counts[0][threadIdx.x];
+      count = cluster_load_int32(cluster_address(smem_address(&count), asked_rank() - 1u));
+    }
+    __syncthreads();
   }
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);

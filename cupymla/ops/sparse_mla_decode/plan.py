@@ -98,7 +98,14 @@ def cta_heads(h_q: int) -> int:
 
 
 def division(
-    rows: int, h_q: int, blocks: int, multiprocessors: int, copied: bool, without: Collection[Division] = ()
+    rows: int,
+    h_q: int,
+    blocks: int,
+    multiprocessors: int,
+    without: Collection[Division] = (),
+    *,
+    cache_format: str,
+    dtype: str,
 ) -> Division:
     """What takes the least time as the cycles above have it.
 
@@ -107,9 +114,10 @@ def division(
         h_q: heads of each.
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
-        copied: whether rows lie in the cache as the products want them.
         without: those whose clusters the driver cannot run at once.
+        cache_format, dtype: of the rows, and of the products.
     """
+    copied = cache_format == "bf16" and dtype == "bfloat16"
 
     def ctas(choice: Division) -> int:
         return rows * -(-h_q // (choice.heads * choice.sharers)) * choice.cluster
@@ -125,14 +133,15 @@ def division(
 
     most = cta_heads(h_q)
     alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
-    choices = (*itertools.starmap(Division, alone), *(shared(h_q, copied, parts) for parts in PARTS))
+    choices = (*itertools.starmap(Division, alone), *(shared(h_q, cache_format, parts) for parts in PARTS))
     return min(filter(fits, filter(None, choices)), key=cycles)
 
 
-def shared(h_q: int, copied: bool, parts: int) -> Division | None:
-    """The division with CTAs that share rows, where heads are more than those of a CTA and rows are converted."""
+def shared(h_q: int, cache_format: str, parts: int) -> Division | None:
+    """The division with CTAs that share rows, where heads are more than those of a CTA and rows have codes."""
     made = Division(CTA_HEADS[-1], parts, SHARERS[-1])
-    return made if h_q > made.heads and not copied and made.cluster <= MAX_CLUSTER else None
+    fits = h_q > made.heads and cache_format != "bf16" and made.cluster <= MAX_CLUSTER
+    return made if fits else None
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[Division] = ()) -> Plan:
@@ -142,18 +151,19 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
     With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
     """
     blocks = sum(-(-cache.topk // _TILE) for cache in problem.caches)
-    copied = problem.options.cache_format == "bf16" and problem.dtype == "bfloat16"
     parts = problem.options.splits
+    cache_format, dtype = problem.options.cache_format, problem.dtype
     if parts is None:
-        chosen = division(max(problem.rows, 1), problem.h_q, blocks, multiprocessors, copied, without)
+        sizes = max(problem.rows, 1), problem.h_q, blocks, multiprocessors
+        chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype)
     else:
-        chosen = shared(problem.h_q, copied, parts) or Division(cta_heads(problem.h_q), parts)
+        chosen = shared(problem.h_q, cache_format, parts) or Division(cta_heads(problem.h_q), parts)
     source = variant(
         arch,
-        cache_format=problem.options.cache_format,
+        cache_format=cache_format,
         d_qk=problem.d_qk,
         heads=chosen.heads,
-        dtype=problem.dtype,
+        dtype=dtype,
         sharers=chosen.sharers,
     )
     head_blocks = -(-problem.h_q // (chosen.heads * chosen.sharers))
@@ -180,7 +190,7 @@ def variant(
         d_qk: channels of a key that the format has; the first of them by default.
         heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q.
         dtype: of q, "bfloat16" or "float16".
-        sharers: CTAs that convert rows for each other, 1, or with 64 heads and rows that are converted 2.
+        sharers: CTAs that convert rows for each other, 1, or with 64 heads and a cache of fp8 2.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -189,7 +199,7 @@ def variant(
     layout = FORMATS[cache_format]
     channels = layout.d_qk[0] if d_qk is None else d_qk
     require_choice(OPERATOR, d_qk=(channels, layout.d_qk), heads=(heads, CTA_HEADS), dtype=(dtype, DTYPES))
-    require_choice(OPERATOR, sharers=(sharers, _sharers(cache_format, heads, dtype)))
+    require_choice(OPERATOR, sharers=(sharers, _sharers(cache_format, heads)))
     defines = (
         ("CUPYMLA_FORMAT", layout.code),
         ("CUPYMLA_D_QK", channels),
@@ -208,10 +218,9 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 def _sources(name: str) -> Iterator[KernelSource]:
     target = arches.named(name)
     for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
-        for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads, dtype)):
+        for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads)):
             yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
 
 
-def _sharers(cache_format: str, heads: int, dtype: str) -> tuple[int, ...]:
-    copied = cache_format == "bf16" and dtype == "bfloat16"
-    return SHARERS if heads == CTA_HEADS[-1] and not copied else SHARERS[:1]
+def _sharers(cache_format: str, heads: int) -> tuple[int, ...]:
+    return SHARERS if heads == CTA_HEADS[-1] and cache_format != "bf16" else SHARERS[:1]
