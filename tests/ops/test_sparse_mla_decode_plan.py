@@ -15,6 +15,7 @@ from cupymla.device import Device
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.sparse_mla_decode import cuda, plan
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
+from cupymla.ops.sparse_mla_decode.plan import Division
 from cupymla.ops.sparse_mla_decode.spec import Cache, Options, Problem
 from cupymla.testing import compare
 from cupymla_lab.emulate import Settings
@@ -35,36 +36,49 @@ def problem(rows: int, heads: int, topk: int = 2048, **options: Any) -> Problem:
 @pytest.mark.parametrize("heads", [1, 16, 17, 32, 64, 128])
 def test_rows_are_divided_only_where_all_ctas_run_at_once(rows: int, heads: int) -> None:
     chosen = plan.plan(problem(rows, heads), HOPPER, 132)
-    assert chosen.heads * chosen.head_blocks >= heads > chosen.heads * (chosen.head_blocks - 1)
+    division = chosen.division
+    cluster_heads = division.heads * division.sharers
+    assert cluster_heads * chosen.head_blocks >= heads > cluster_heads * (chosen.head_blocks - 1)
     assert chosen.clusters == rows * chosen.head_blocks
-    assert chosen.parts == 1 or chosen.ctas <= 132
+    assert chosen.ctas == chosen.clusters * division.parts * division.sharers
+    assert division.parts == 1 or chosen.ctas <= 132
     # What is left idle could not be used by twice as many parts.
-    assert chosen.parts == 16 or 2 * chosen.ctas > 132 or chosen.heads < plan.cta_heads(heads)
+    assert division.cluster == plan.MAX_CLUSTER or 2 * chosen.ctas > 132 or division.heads < plan.cta_heads(heads)
 
 
 def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
-    chosen = plan.plan(problem(1, 16), HOPPER, 132)
-    assert chosen.parts == 16
-    assert plan.plan(problem(1, 16), HOPPER, 132, {(16, 16)}).parts == 8
-    assert plan.plan(problem(1, 16), HOPPER, 132, {(16, parts) for parts in plan.PARTS}).parts == 1
+    def chosen(rows: int, heads: int, *without: tuple[int, int]) -> Division:
+        return plan.plan(problem(rows, heads), HOPPER, 132, {Division(*one) for one in without}).division
+
+    assert chosen(1, 16).parts == 16
+    assert chosen(1, 16, (16, 16)).parts == 8
+    assert chosen(1, 16, *((16, parts) for parts in plan.PARTS)).parts == 1
     # Fewer heads of a CTA make more clusters: that those do not fit says nothing of these.
-    full = plan.plan(problem(8, 64), HOPPER, 132, {(64, 16), (32, 8), (16, 4)})
-    assert (full.heads, full.parts) == (64, 8)
+    assert chosen(8, 64, (64, 16), (32, 8), (16, 4)) == Division(64, 8)
 
 
 def test_short_rows_are_not_divided() -> None:
-    assert plan.plan(problem(1, 16, topk=100), HOPPER, 132).parts == 1
+    assert plan.plan(problem(1, 16, topk=100), HOPPER, 132).division.parts == 1
 
 
 @pytest.mark.parametrize("heads", [1, 16, 40, 128])
 def test_splits_leave_nothing_to_the_batch(heads: int) -> None:
+    expected = Division(plan.cta_heads(heads), 3, 2 if heads > 64 else 1)
     found = {
-        (chosen.heads, chosen.parts)
+        plan.plan(problem(rows, heads, splits=3), HOPPER, count, {expected}).division
         for rows in (1, 5, 200)
         for count in (1, 132)
-        for chosen in [plan.plan(problem(rows, heads, splits=3), HOPPER, count, {(plan.cta_heads(heads), 3)})]
     }
-    assert found == {(plan.cta_heads(heads), 3)}
+    assert found == {expected}
+
+
+def test_rows_are_shared_by_ctas_that_convert_them_for_other_heads() -> None:
+    assert plan.shared(65, "v32_fp8", 8) == plan.shared(128, "v4_fp8", 8) == Division(64, 8, 2)
+    assert plan.shared(64, "v32_fp8", 1) is None, "there is one block of heads"
+    assert plan.shared(128, "bf16", 1) is None, "rows are copied"
+    assert plan.shared(128, "v32_fp8", 16) is None, "a cluster has sixteen CTAs at most"
+    # As many parts as were asked for, without.
+    assert plan.plan(problem(1, 128, splits=16), HOPPER, 132).division == Division(64, 16)
 
 
 def test_other_targets_have_no_kernel() -> None:
@@ -76,7 +90,15 @@ def test_other_targets_have_no_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"cache_format": "fp8"}, {"d_qk": 512}, {"heads": 8}, {"dtype": "float32"}, {"cache_format": None}]
+    "wrong",
+    [
+        {"cache_format": "fp8"},
+        {"d_qk": 512},
+        {"heads": 8},
+        {"dtype": "float32"},
+        {"cache_format": None},
+        {"heads": 32, "sharers": 2},
+    ],
 )
 def test_a_variant_has_known_numbers(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
