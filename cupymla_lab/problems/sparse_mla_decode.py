@@ -39,7 +39,7 @@ CASES: tuple[DecodeCase, ...] = (
     _case("v4", 1, 2, 100, 200, "pair", "pairs", splits=1, extra=70, extra_page=16, lengths="rows", sink=True),
     _case("v32", 2, 1, 72, 700, "pair", "pairs", splits=3, lengths="rows"),
     _case("v32", 1, 1, 66, 200, "pair_non_finite", "pairs", splits=1, spoiled=True),
-    _case("v4", 1, 1, 66, 130, "pair_fp16", "pairs", splits=1, dtype="fp16"),
+    _case("v4", 1, 1, 66, 130, "pair_large_scales", "pairs", splits=1, large=True, sm_scale=2.0**-22, invalid=0.2),
     _case("v32", 2, 2, 16, 150, "non_finite", "poison", spoiled=True),
     _case("v4", 2, 2, 64, 150, "non_finite", "poison", spoiled=True, splits=2),
     _case("bf16", 2, 2, 16, 100, "non_finite", "poison", spoiled=True),

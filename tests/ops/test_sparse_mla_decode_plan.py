@@ -73,10 +73,12 @@ def test_splits_leave_nothing_to_the_batch(heads: int) -> None:
 
 
 def test_rows_are_shared_by_ctas_that_convert_them_for_other_heads() -> None:
-    assert plan.shared(65, "v32_fp8", 8) == plan.shared(128, "v4_fp8", 8) == Division(64, 8, 2)
-    assert plan.shared(64, "v32_fp8", 1) is None, "there is one block of heads"
-    assert plan.shared(128, "bf16", 1) is None, "rows are copied"
-    assert plan.shared(128, "v32_fp8", 16) is None, "a cluster has sixteen CTAs at most"
+    assert plan.shared(65, "v32_fp8", "bfloat16", 8) == Division(64, 8, 2)
+    assert plan.shared(128, "v4_fp8", "bfloat16", 8) == Division(64, 8, 2)
+    assert plan.shared(64, "v32_fp8", "bfloat16", 1) is None, "there is one block of heads"
+    assert plan.shared(128, "bf16", "bfloat16", 1) is None, "rows are copied"
+    assert plan.shared(128, "v4_fp8", "float16", 1) is None, "registers"
+    assert plan.shared(128, "v32_fp8", "bfloat16", 16) is None, "a cluster has sixteen CTAs at most"
     # As many parts as were asked for, without.
     assert plan.plan(problem(1, 128, splits=16), HOPPER, 132).division == Division(64, 16)
 

@@ -283,6 +283,34 @@ struct Producer {
     }
   }
 
+  // The row of a pass's entry, from the lane that looked for it. By all lanes.
+  struct Found {
+    const uint8_t* data;
+    const uint8_t* scales;
+    bool valid;
+  };
+
+  __device__ __forceinline__ Found find(const Row& row, int pass) const {
+    const int entry = entry_of(pass);
+    Found found;
+    found.data = reinterpret_cast<const uint8_t*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row.data), entry));
+    found.scales = found.data + __shfl_sync(0xffffffffu, static_cast<long long>(row.scales_at), entry);
+    found.valid = __shfl_sync(0xffffffffu, static_cast<int>(row.valid), entry) != 0;
+    return found;
+  }
+
+  // Eight codes of a valid row's tile as elements, whatever they and the scale are.
+  __device__ __forceinline__ uint4 any_elements(const Found& found, uint32_t low, uint32_t high, int tile) const {
+    float scale;
+    if constexpr (Cache::kPowersOfTwo) {
+      scale = power_of_exponent(__ldg(found.scales + tile));
+    } else {
+      scale = __ldg(reinterpret_cast<const float*>(found.scales) + tile / Cache::kWordTiles);
+    }
+    return eight_elements<Element>(low, high, scale);
+  }
+
   // Once more the codes of a part's tiles, of rows whose scale does not fold and of eight codes with NaN among them. By
   // all lanes; hardly ever.
   template <typename Buffer>
@@ -293,22 +321,14 @@ struct Producer {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
         const int entry = entry_of(pass);
-        const auto base = reinterpret_cast<const uint8_t*>(
-            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row.data), entry));
-        const uint8_t* scales = base + __shfl_sync(0xffffffffu, static_cast<long long>(row.scales_at), entry);
-        if (!__shfl_sync(0xffffffffu, static_cast<int>(row.valid), entry)) continue;
+        const Found found = find(row, pass);
+        if (!found.valid) continue;
         uint32_t low, high;
-        load_row_8(low, high, base + tile * 64 + chunk * 8);
+        load_row_8(low, high, found.data + tile * 64 + chunk * 8);
         if ((odd_lanes >> entry & 1u) == 0 && !has_nan(nan_bits(low) | nan_bits(high))) continue;
-        float scale;
-        if constexpr (Cache::kPowersOfTwo) {
-          scale = power_of_exponent(__ldg(scales + tile));
-        } else {
-          scale = __ldg(reinterpret_cast<const float*>(scales) + tile / Cache::kWordTiles);
-        }
         store_shared_16(smem_address(storage.k[buffer.stage(0)][0]) + tile * Config::kTileBytes +
                             swizzle_128(first_key() + entry, chunk),
-                        eight_elements<Element>(low, high, scale));
+                        any_elements(found, low, high, tile));
       }
     }
   }

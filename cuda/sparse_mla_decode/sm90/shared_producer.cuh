@@ -10,18 +10,18 @@ namespace cupymla::sparse_mla_decode {
 template <typename Config, typename Cache, typename Element>
 struct SharedProducer : Producer<Config, Cache, Element> {
   using Base = Producer<Config, Cache, Element>;
-  using typename Base::Codes;
   using typename Base::State;
+  using typename Base::Storage;
   using Base::chunk, Base::kLastPart, Base::kPasses, Base::lane, Base::storage, Base::warp;
   static constexpr int kWideTile = Cache::kCodeTiles;  // the last one, of bf16
 
   static_assert(Config::kSharers == 2 && Base::kOwnKeys == 8 && !Config::kSmallHead);
-  static_assert(Cache::kCodeTiles > 0 && Cache::kTiles == kWideTile + 1, "rows of bf16 do not fit in registers");
+  static_assert(Base::kFolds && Cache::kTiles == kWideTile + 1, "other rows do not fit in registers");
 
   // What a lane has of a block: eight codes of each tile and pass, and eight bf16.
   struct Rows {
-    Codes codes[Cache::kCodeTiles];
-    uint4 wide[kPasses];
+    uint64_t codes[Cache::kCodeTiles][kPasses];
+    uint64_t wide[kPasses][2];
   };
 
   using Base::Base;
@@ -42,59 +42,110 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     return places;
   }
 
+  static __device__ __forceinline__ uint32_t low_of(uint64_t both) { return static_cast<uint32_t>(both); }
+  static __device__ __forceinline__ uint32_t high_of(uint64_t both) { return static_cast<uint32_t>(both >> 32); }
+
   // Asks for a tile's share. Zeros of what is not valid.
   __device__ __forceinline__ void load(Rows& rows, const Places& places, uint32_t valid_lanes, int tile) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const bool valid = (valid_lanes >> this->entry_of(pass) & 1u) != 0;
       if (tile < Cache::kCodeTiles) {
-        uint32_t low = 0, high = 0;
-        if (valid) load_row_8(low, high, places.data[pass] + tile * 64);
-        rows.codes[tile].low[pass] = low, rows.codes[tile].high[pass] = high;
+        rows.codes[tile][pass] = 0;
+        if (valid) load_row_8(rows.codes[tile][pass], places.data[pass] + tile * 64);
       } else {
-        uint4 wide = make_uint4(0, 0, 0, 0);
         const uint8_t* from = places.data[pass] + Cache::kWideBegin + chunk * 8;
-        if (valid) {
-          load_row_8(wide.x, wide.y, from);
-          load_row_8(wide.z, wide.w, from + 8);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          rows.wide[pass][i] = 0;
+          if (valid) load_row_8(rows.wide[pass][i], from + i * 8);
         }
-        rows.wide[pass] = wide;
       }
     }
   }
 
-  // Writes a tile as elements into this CTA's buffer.
-  __device__ __forceinline__ void write(const Rows& rows, const Scales<Cache>& scales, uint32_t (&scale_words)[kPasses],
-                                        uint32_t& nan, const uint32_t (&destination)[2], uint32_t to_tile,
-                                        int tile) const {
-    if (tile < Cache::kCodeTiles) {
-      this->take_scales(scales, scale_words, tile);
-      this->convert(rows.codes[tile], scales, scale_words, nan, destination, to_tile, tile);
-      return;
-    }
+  // What multiplies the codes of a part of this lane's entries: a word has the scales of all its tiles.
+  __device__ __forceinline__ void take_scales_of_part(const Scales<Cache>& scales, uint32_t (&scale_words)[kPasses],
+                                                      int part) const {
+    static_assert(Cache::kWordTiles % 2 == 0 && Config::part_begin(1) == 2);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const uint4 wide = rows.wide[pass];
-      store_shared_16(destination[pass] + to_tile, make_uint4(from_bf16<Element>(wide.x), from_bf16<Element>(wide.y),
-                                                              from_bf16<Element>(wide.z), from_bf16<Element>(wide.w)));
+      scale_words[pass] =
+          __shfl_sync(0xffffffffu, scales.of[Config::part_begin(part) / Cache::kWordTiles], this->entry_of(pass));
     }
   }
 
-  // Stores to the other CTA what this lane has written of a part.
-  __device__ __forceinline__ void hand_over(int part, int stage, const uint32_t (&destination)[2]) const {
-    const uint32_t here = smem_address(&storage);
-    const uint32_t way = cluster_address(here, asked_rank() ^ 1u) - here;
-    const uint32_t full = smem_address(&storage.full[stage][part]) + way;
+  // Where a part's elements go: into this CTA's buffer, and the other's.
+  struct Buffers {
+    uint32_t way;   // from an address here to the same one there
+    uint32_t full;  // of the part, there
+
+    __device__ __forceinline__ Buffers(const Storage& storage, int part, int stage) {
+      const uint32_t here = smem_address(&storage);
+      way = cluster_address(here, asked_rank() ^ 1u) - here;
+      full = smem_address(&storage.full[stage][part]) + way;
+    }
+
+    __device__ __forceinline__ void store(uint32_t at, const uint4& elements) const {
+      store_shared_16(at, elements);
+      cluster_store_async_float4(at + way, __uint_as_float(elements.x), __uint_as_float(elements.y),
+                                 __uint_as_float(elements.z), __uint_as_float(elements.w), full);
+    }
+  };
+
+  // Whether this lane has NaN among a part's codes.
+  static __device__ __forceinline__ bool has_nan_code(const Rows& rows, int part) {
+    uint32_t bits = 0;
 #pragma unroll
-    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+    for (int tile = Config::part_begin(part); tile < min(Config::part_begin(part + 1), Cache::kCodeTiles); ++tile) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const uint32_t at = destination[pass] + smem_address(storage.k[stage][tile]);
-        uint32_t own[4];
-        load_shared_16(own, at);
-        cluster_store_async_float4(at + way, __uint_as_float(own[0]), __uint_as_float(own[1]), __uint_as_float(own[2]),
-                                   __uint_as_float(own[3]), full);
+        bits |= nan_bits(low_of(rows.codes[tile][pass])) | nan_bits(high_of(rows.codes[tile][pass]));
       }
+    }
+    return has_nan(bits);
+  }
+
+  // Stores a tile of codes.
+  __device__ __forceinline__ void convert(const Rows& rows, const uint32_t (&scale_words)[kPasses],
+                                          const Buffers& buffers, const uint32_t (&destination)[2], int stage,
+                                          int tile) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const uint64_t codes = rows.codes[tile][pass];
+      buffers.store(destination[pass] + smem_address(storage.k[stage][tile]),
+                    eight_bf16(Base::folded(scale_words[pass], tile), low_of(codes), high_of(codes)));
+    }
+  }
+
+  // The same of a part's codes, whatever they and their scales are. By all lanes; hardly ever.
+  __device__ __forceinline__ void convert_any(int part, const Row& row, const Buffers& buffers, int stage) const {
+#pragma unroll 1
+    for (int tile = Config::part_begin(part); tile < min(Config::part_begin(part + 1), Cache::kCodeTiles); ++tile) {
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const auto found = this->find(row, pass);
+        uint4 elements = make_uint4(0, 0, 0, 0);
+        if (found.valid) {
+          uint32_t low, high;
+          load_row_8(low, high, found.data + tile * 64 + chunk * 8);
+          elements = this->any_elements(found, low, high, tile);
+        }
+        buffers.store(smem_address(storage.k[stage][0]) + tile * Config::kTileBytes +
+                          swizzle_128(this->first_key() + this->entry_of(pass), chunk),
+                      elements);
+      }
+    }
+  }
+
+  // And of the tile of bf16.
+  __device__ __forceinline__ void convert_wide(const Rows& rows, const Buffers& buffers,
+                                               const uint32_t (&destination)[2], int stage) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const uint64_t first = rows.wide[pass][0], second = rows.wide[pass][1];
+      buffers.store(destination[pass] + smem_address(storage.k[stage][kWideTile]),
+                    make_uint4(low_of(first), high_of(first), low_of(second), high_of(second)));
     }
   }
 
@@ -141,21 +192,28 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       const Places places = places_of(next);
       Scales<Cache> next_scales;
       next_scales.load(next, this->is_own());
-      uint32_t odd_lanes = 0, nan = 0, scale_words[kPasses];
-      if constexpr (Base::kFolds) odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
+      uint32_t scale_words[kPasses];
+      const bool odd = __any_sync(0xffffffffu, !scales.fold());
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
+        const bool any = odd || __any_sync(0xffffffffu, has_nan_code(rows, part));
         this->enter(part, buffer);
+        const Buffers buffers(storage, part, stage);
+        take_scales_of_part(scales, scale_words, part);
+        const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
+        if (!any) {
+#pragma unroll
+          for (int tile = Config::part_begin(part); tile < end_tile; ++tile) {
+            convert(rows, scale_words, buffers, destination, stage, tile);
+          }
+        } else {
+          convert_any(part, row, buffers, stage);
+        }
+        if (part == kLastPart) convert_wide(rows, buffers, destination, stage);
 #pragma unroll
         for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-          write(rows, scales, scale_words, nan, destination, smem_address(storage.k[stage][tile]), tile);
           load(rows, places, next_valid, tile);
         }
-        if constexpr (Base::kFolds) {
-          if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
-          nan = 0;
-        }
-        hand_over(part, stage, destination);
         fence_async_shared();
         tell(part, stage, valid_lanes);
       }

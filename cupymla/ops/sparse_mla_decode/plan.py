@@ -133,15 +133,15 @@ def division(
 
     most = cta_heads(h_q)
     alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
-    choices = (*itertools.starmap(Division, alone), *(shared(h_q, cache_format, parts) for parts in PARTS))
+    choices = (*itertools.starmap(Division, alone), *(shared(h_q, cache_format, dtype, parts) for parts in PARTS))
     return min(filter(fits, filter(None, choices)), key=cycles)
 
 
-def shared(h_q: int, cache_format: str, parts: int) -> Division | None:
-    """The division with CTAs that share rows, where heads are more than those of a CTA and rows have codes."""
+def shared(h_q: int, cache_format: str, dtype: str, parts: int) -> Division | None:
+    """The division with CTAs that share rows, where there is a kernel, and heads are more than those of a CTA."""
     made = Division(CTA_HEADS[-1], parts, SHARERS[-1])
-    fits = h_q > made.heads and cache_format != "bf16" and made.cluster <= MAX_CLUSTER
-    return made if fits else None
+    fits = h_q > made.heads and made.cluster <= MAX_CLUSTER
+    return made if fits and made.sharers in _sharers(cache_format, made.heads, dtype) else None
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[Division] = ()) -> Plan:
@@ -157,7 +157,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
         sizes = max(problem.rows, 1), problem.h_q, blocks, multiprocessors
         chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype)
     else:
-        chosen = shared(problem.h_q, cache_format, parts) or Division(cta_heads(problem.h_q), parts)
+        chosen = shared(problem.h_q, cache_format, dtype, parts) or Division(cta_heads(problem.h_q), parts)
     source = variant(
         arch,
         cache_format=cache_format,
@@ -190,7 +190,7 @@ def variant(
         d_qk: channels of a key that the format has; the first of them by default.
         heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q.
         dtype: of q, "bfloat16" or "float16".
-        sharers: CTAs that convert rows for each other, 1, or with 64 heads and a cache of fp8 2.
+        sharers: CTAs that convert rows for each other, 1, or with 64 heads, a cache of fp8 and q of bf16 2.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -199,7 +199,7 @@ def variant(
     layout = FORMATS[cache_format]
     channels = layout.d_qk[0] if d_qk is None else d_qk
     require_choice(OPERATOR, d_qk=(channels, layout.d_qk), heads=(heads, CTA_HEADS), dtype=(dtype, DTYPES))
-    require_choice(OPERATOR, sharers=(sharers, _sharers(cache_format, heads)))
+    require_choice(OPERATOR, sharers=(sharers, _sharers(cache_format, heads, dtype)))
     defines = (
         ("CUPYMLA_FORMAT", layout.code),
         ("CUPYMLA_D_QK", channels),
@@ -218,9 +218,10 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 def _sources(name: str) -> Iterator[KernelSource]:
     target = arches.named(name)
     for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
-        for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads)):
+        for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads, dtype)):
             yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
 
 
-def _sharers(cache_format: str, heads: int) -> tuple[int, ...]:
-    return SHARERS if heads == CTA_HEADS[-1] and cache_format != "bf16" else SHARERS[:1]
+def _sharers(cache_format: str, heads: int, dtype: str) -> tuple[int, ...]:
+    folded = cache_format != "bf16" and dtype == "bfloat16"  # other rows do not fit in the producer's registers
+    return SHARERS if heads == CTA_HEADS[-1] and folded else SHARERS[:1]
