@@ -11,6 +11,13 @@ __device__ __forceinline__ void load_row_8(uint32_t& a, uint32_t& b, const uint8
   asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from) : "memory");
 }
 
+__device__ __forceinline__ void load_row_16(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const uint8_t* from) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "l"(from)
+               : "memory");
+}
+
 // The same as one number: of two, ptxas may want one elsewhere, and waits for the load to move it.
 __device__ __forceinline__ void load_row_8(uint64_t& both, const uint8_t* from) {
   asm volatile("ld.global.L1::no_allocate.u64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");

@@ -61,17 +61,16 @@ template <typename Cache>
 struct Scales {
   uint32_t of[Cache::kScaleWords + 1];
 
+  // Asked for here, not where they are used, which is where ptxas would put an ordinary load.
   // Zeros of a row that is not valid: nothing else times zero is sure to be zero. So of one that is not `wanted`.
   __device__ __forceinline__ void load(const Row& row, bool wanted) {
 #pragma unroll
     for (uint32_t& word : of) word = 0;
     if (!row.valid || !wanted) return;
     if constexpr (Cache::kFormat == kV32Fp8) {
-      const uint4 words = __ldg(reinterpret_cast<const uint4*>(row.data + row.scales_at));
-      of[0] = words.x, of[1] = words.y, of[2] = words.z, of[3] = words.w;
+      load_row_16(of[0], of[1], of[2], of[3], row.data + row.scales_at);
     } else if constexpr (Cache::kFormat == kV4Fp8) {
-      const uint2 words = __ldg(reinterpret_cast<const uint2*>(row.data + row.scales_at));
-      of[0] = words.x, of[1] = words.y;
+      load_row_8(of[0], of[1], row.data + row.scales_at);
     }
   }
 
