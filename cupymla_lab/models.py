@@ -317,9 +317,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def kept(folder: Path, gpu: str) -> dict[str, dict[str, Any]]:
     """Rows of earlier runs on such a GPU, by their works' names: each says of which run it is."""
     file = folder / machine.gpu_slug(gpu) / "models.json"
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    if not file.is_file():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    run = {name: content[name] for name in ("transformers", "date", "commit")}
+    rows = [run | row for row in content["rows"]]
     fields = Work.__dataclass_fields__
-    return {Work(**{name: row[name] for name in fields if name in row}).name: row for row in rows if "commit" in row}
+    return {Work(**{name: row[name] for name in fields if name in row}).name: row for row in rows}
 
 
 if __name__ == "__main__":
