@@ -107,8 +107,8 @@ COMPARISONS = (
 
 
 def newest(name: str) -> Path | None:
-    """The newest file of that name, of any GPU; None where there is none."""
-    files = sorted((machine.ROOT / "docs" / "benchmarks").glob(f"*/{name}.json"))
+    """The newest file of that name, of any GPU, of one day the last by its GPU; None where there is none."""
+    files = sorted((machine.ROOT / "docs" / "benchmarks").glob(f"*/{name}.json"), reverse=True)
     return max(files, key=lambda file: str(json.loads(file.read_text(encoding="utf-8"))["date"]), default=None)
 
 
