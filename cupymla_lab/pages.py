@@ -274,7 +274,10 @@ def _work(row: ModelRow) -> str:
 def _cost(row: ModelRow | None) -> str:
     if row is None:
         return "not run"
-    return f"{row['ms']:.1f} ms, {row['peak_gib']:.1f} GiB" if "ms" in row else row["failed"].partition(":")[0]
+    if "ms" not in row:
+        return str(row["failed"]).partition(":")[0]
+    again = f", again {row['again_ms']:.1f}" if "again_ms" in row else ""
+    return f"{row['ms']:.1f} ms{again}, {row['peak_gib']:.1f} GiB"
 
 
 @dataclass(frozen=True, slots=True)
