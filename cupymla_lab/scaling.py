@@ -1,9 +1,11 @@
-"""How sparse attention over several GPUs scales: one problem on 1, 2, 4, ... of them, in JAX and in torch.
+"""How sparse attention over several GPUs scales, in JAX and in torch, and a DSA layer's training step in JAX: one
+problem on 1, 2, 4, ... of them.
 
     python -m cupymla_lab scaling --out docs/benchmarks
 
-Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); the problem stays
-the same, so perfect scaling halves the time. Writes <out>/<gpu>/scaling.json.
+Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); of the layer
+(`interop.jax.dsa`) tokens are, and parameters are on every device. The problem stays the same, so perfect scaling
+halves the time. Writes <out>/<gpu>/scaling.json.
 """
 
 from __future__ import annotations
@@ -38,6 +40,32 @@ class Problem:
     h_q: int = 128
     d_qk: int = 576
     topk: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Sizes of a layer of DeepSeek-V3.2, and tokens of all devices together."""
+
+    tokens: int = 32768
+    hidden: int = 7168
+    q_rank: int = 1536
+    heads: int = 128
+    channels: int = 128  # of a head's key without rotation, and of its value
+    index_heads: int = 64
+    topk: int = 2048
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of the weights of projections."""
+        return {
+            "q_a_proj": (self.q_rank, self.hidden),
+            "q_b_proj": (self.heads * (self.channels + 64), self.q_rank),
+            "kv_a_proj_with_mqa": (512 + 64, self.hidden),
+            "kv_b_proj": (self.heads * 2 * self.channels, 512),
+            "o_proj": (self.hidden, self.heads * self.channels),
+            "indexer.wq_b": (self.index_heads * 128, self.q_rank),
+            "indexer.wk": (128, self.hidden),
+            "indexer.weights_proj": (self.index_heads, self.hidden),
+        }
 
 
 def median_ms(run: Callable[[], object], wait: Callable[[], object]) -> float:
@@ -77,6 +105,53 @@ def measure_jax(problem: Problem, devices: int) -> float:
 
     def run() -> None:
         latest[:] = [spread(*arguments)]
+
+    return median_ms(run, lambda: jax.block_until_ready(latest))
+
+
+def measure_layer(problem: Layer, devices: int) -> float:
+    """The step of a DSA layer in one process: its output, and gradients of parameters and hidden states."""
+    import jax
+    import jax.numpy as jnp
+
+    from cupymla.interop.jax import dsa
+
+    mesh = jax.make_mesh(
+        (devices,), ("context",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+    whole, tokens = jax.P(), jax.P(None, "context")
+    conventions = dsa.conventions("deepseek_v32", topk=problem.topk, scale=(problem.channels + 64) ** -0.5)
+
+    def make(key: Any) -> tuple[Any, Any, Any]:
+        weights = {
+            f"{name}.weight": jax.random.normal(jax.random.fold_in(key, number), shape, jnp.bfloat16) * shape[1] ** -0.5
+            for number, (name, shape) in enumerate(problem.shapes().items())
+        }
+        sizes = {"q_a_layernorm.weight": problem.q_rank, "kv_a_layernorm.weight": 512, "indexer.k_norm.weight": 128}
+        ones = {name: jnp.ones(size, jnp.bfloat16) for name, size in sizes.items()}
+        params = {**weights, **ones, "indexer.k_norm.bias": jnp.zeros(128, jnp.bfloat16)}
+        hidden = jax.random.normal(key, (1, problem.tokens, problem.hidden), jnp.bfloat16)
+        return params, hidden, dsa.rotary(jnp.arange(problem.tokens)[None], 10000.0 ** -(jnp.arange(32) / 32))
+
+    places = [jax.sharding.NamedSharding(mesh, spec) for spec in (whole, tokens, tokens)]
+    params, hidden, rotary = jax.jit(make, out_shardings=tuple(places))(jax.random.key(0))
+
+    def local(params: Any, hidden: Any, rotary: Any) -> Any:
+        return dsa.layer(params, hidden, rotary, conventions, context_axis="context")[0]
+
+    spread = jax.shard_map(local, mesh=mesh, in_specs=(whole, tokens, tokens), out_specs=tokens)
+
+    def step(params: Any, hidden: Any, rotary: Any) -> Any:
+        def loss(params: Any, hidden: Any) -> Any:
+            return jnp.square(spread(params, hidden, rotary).astype(jnp.float32)).mean()
+
+        return jax.grad(loss, (0, 1))(params, hidden)
+
+    compiled = jax.jit(step)
+    latest: list[Any] = []
+
+    def run() -> None:
+        latest[:] = [compiled(params, hidden, rotary)]
 
     return median_ms(run, lambda: jax.block_until_ready(latest))
 
@@ -123,14 +198,21 @@ def rank_ms(problem: Problem, rank: int, ranks: int, meet: str) -> float:
     return ms
 
 
-def rows(problem: Problem, counts: Sequence[int], frameworks: Sequence[str]) -> list[dict[str, Any]]:
+MEASURES: dict[str, Callable[[], Callable[[Any, int], float]]] = {
+    "jax": lambda: measure_jax,
+    "torch": lambda: measure_torch,
+    "jax_layer": lambda: measure_layer,
+}
+"""What is timed, by the rows' `framework`; the last one takes a `Layer`."""
+
+
+def rows(problem: Problem, layer: Layer, counts: Sequence[int], frameworks: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each framework and number of devices."""
-    measures = {"jax": measure_jax, "torch": measure_torch}
     found = []
     for framework in frameworks:
         alone = None
         for devices in counts:
-            ms = measures[framework](problem, devices)
+            ms = MEASURES[framework]()(layer if framework == "jax_layer" else problem, devices)
             alone = alone or ms * devices
             speedup = alone / ms
             row = {"framework": framework, "devices": devices, "ms": round(ms, 3)}
@@ -148,12 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--devices", type=int, nargs="*", help="how many GPUs (default: 1, 2, 4, ... of those there are)"
     )
-    parser.add_argument("--frameworks", nargs="*", choices=("jax", "torch"), default=("jax", "torch"))
+    parser.add_argument("--frameworks", nargs="*", choices=tuple(MEASURES), default=tuple(MEASURES))
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     parser.add_argument("--commit", help="what to call the commit (default: what git says)")
     parser.add_argument("--problem", type=json.loads, default={}, help="sizes as JSON")
+    parser.add_argument("--layer", type=json.loads, default={}, help="the same of the layer")
     options = parser.parse_args(arguments)
     problem = Problem(**options.problem)
     if options.rank is not None:
@@ -164,11 +247,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not there:
         print("scaling is measured on CUDA GPUs, and there is none", file=sys.stderr)
         return 2
-    found = rows(problem, counts, options.frameworks)
+    layer = Layer(**options.layer)
+    found = rows(problem, layer, counts, options.frameworks)
     if options.out:
-        report.write(
-            options.out, "scaling", {**machine.provenance(options.commit), "problem": asdict(problem), "rows": found}
-        )
+        sizes = {"problem": asdict(problem), "layer": asdict(layer)}
+        report.write(options.out, "scaling", {**machine.provenance(options.commit), **sizes, "rows": found})
     return 0
 
 

@@ -256,8 +256,12 @@ def scaling() -> None:
     from cupymla_lab import scaling as measure
 
     measure.REPEATS, measure.WARM_UP, measure.INNER = 1, 0, 1
-    rows = measure.rows(measure.Problem(s_q=4, s_kv=8, h_q=2, topk=3), [1, 2], ["jax"])
+    small = measure.Layer(tokens=8, hidden=32, q_rank=16, heads=2, channels=16, index_heads=2, topk=3)
+    problem = measure.Problem(s_q=4, s_kv=8, h_q=2, topk=3)
+    rows = measure.rows(problem, small, [1, 2], ["jax"])
     assert [row["devices"] for row in rows] == [1, 2] and rows[0]["speedup"] == 1
+    (row,) = measure.rows(problem, small, [2], ["jax_layer"])
+    assert row["efficiency"] == 1, "of one row there is no other to compare with"
 
 
 def dsa_layer() -> None:
