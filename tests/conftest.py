@@ -79,6 +79,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 # The same goes for kernels in the engine, of which a test runs each a few times.
 library.OPTIMISATION = "-O0"
 
+# What an emulated launch frees the next one asks for again: glibc keeps it until a file has ended (see
+# `pytest_runtest_teardown`), and has one heap for the threads of all calls. Numbers: malloc.h.
+_MALLOC_OPTIONS = {-1: -1, -3: 32 << 20, -8: 1}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+for _option, _value in _MALLOC_OPTIONS.items():
+    if _mallopt is not None:
+        _mallopt(_option, _value)
+
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
 settings.load_profile("cupymla")

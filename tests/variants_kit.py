@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cupymla.build import KernelSource
@@ -25,17 +25,36 @@ def shown_by(source: KernelSource, most: int = 2) -> set[tuple[object, ...]]:
 
 
 def covering(variants: Iterable[KernelSource], done: Iterable[KernelSource] = ()) -> list[KernelSource]:
-    """Variants that together show all that any of them does, beside those that are done: each time the one with most
-    that is new, of equals the first."""
-    missing = {source: shown_by(source) for source in variants}
+    """Variants that together show all that any of them does, beside those that are done, kernel by kernel. After the
+    first, each time the one with most that is new, of equals the first; but the second is any with which they are
+    fewest in the end, for one that differs from the first in everything often takes one more."""
     seen: set[tuple[object, ...]] = set().union(*map(shown_by, done))
+    kernels: dict[tuple[object, ...], dict[KernelSource, set[tuple[object, ...]]]] = {}
+    for source in variants:
+        kernel = source.path, dict(source.defines).get("CUPYMLA_STAGE")
+        kernels.setdefault(kernel, {})[source] = shown_by(source) - seen
     chosen = []
-    while missing:
-        missing = {source: new for source, shown in missing.items() if (new := shown - seen)}
-        if missing:
-            best = max(missing, key=lambda source: len(missing[source]))
-            chosen.append(best)
-            seen |= missing.pop(best)
+    for missing in kernels.values():
+        few = _greedily(missing, [])
+        for second in missing if len(few) > MANY else ():
+            other = _greedily(missing, [few[0], second])
+            few = other if len(other) < len(few) else few
+        chosen += few
+    return chosen
+
+
+MANY = 4
+"""Variants of one kernel from which on fewer are looked for: what two definitions with two values each need."""
+
+
+def _greedily(missing: Mapping[KernelSource, set[tuple[object, ...]]], first: list[KernelSource]) -> list[KernelSource]:
+    """Variants by what each shows, `first` ahead of all others, until nothing is missing."""
+    chosen = list(first)
+    seen: set[tuple[object, ...]] = set().union(*(missing[source] for source in first))
+    while missing := {source: new for source, shown in missing.items() if (new := shown - seen)}:
+        best = max(missing, key=lambda source: len(missing[source]))
+        chosen.append(best)
+        seen |= missing[best]
     return chosen
 
 

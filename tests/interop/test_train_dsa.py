@@ -24,8 +24,6 @@ def start(*arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[st
     """The script's run; modules of the folder `first` hide others."""
     path = os.pathsep.join(map(str, (first, ROOT)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "false"  # a training runs its programs often
-    environment.pop("XLA_FLAGS", None)
     command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import re
 from pathlib import Path
 
 import pytest
 
 from cupymla import build
-from cupymla.build import KernelSource
+from cupymla.build import KernelSource, cache
 from cupymla.build.cubin import Cubin
-from cupymla_lab.machine_code import WHEEL, disassembled
+from cupymla_lab.emulate import by_content
+from cupymla_lab.machine_code import WHEEL, disassembled, disassembler
 
 
 def machine_code(made: Cubin, folder: Path) -> str:
-    """What a kernel was compiled to, one instruction a line; skips the test where there is no disassembler."""
-    text = disassembled(made, folder)
-    if text is None:
+    """What a kernel was compiled to, one instruction a line; skips the test where there is no disassembler.
+
+    Several tests look at the same kernels, and the disassembler takes most of a second to start: texts are kept.
+    """
+    program, kept = disassembler(), by_content.folder()
+    if program is None:
         pytest.skip(f"needs nvdisasm of the CUDA toolkit (pip install {WHEEL})")
-    return text
+    written = Path(program).stat().st_mtime_ns
+    name = by_content.digest(hashlib.sha256(made.data).hexdigest(), program, str(written))
+    file = (kept or folder) / f"sass-{name}.gz"
+    if not file.is_file():
+        content = gzip.compress(str(disassembled(made, folder)).encode(), compresslevel=1)
+        cache.keep(file, lambda part: part.write_bytes(content))
+    return gzip.decompress(file.read_bytes()).decode()
 
 
 def require_single_issuers(text: str) -> None:

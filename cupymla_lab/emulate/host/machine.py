@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import re
 from collections.abc import Sequence
 
@@ -184,11 +185,12 @@ class HostProgram:
         if chosen.races != "unchecked" and self._model == "ptx":
             raise InputError("races", "'unchecked' with the model as PTX", repr(chosen.races))
         ctas = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
-        memory = (ctypes.c_ubyte * (ctas * cta_bytes(self._library) + 256))()
+        # Zeros that take no memory until they are written: most kernels have no use for what the model keeps of a CTA.
+        memory = mmap.mmap(-1, ctas * cta_bytes(self._library))
         report = Report()
         ctypes.memset(ctypes.addressof(self._state), 0, ctypes.sizeof(LaunchState))
         self._state.failure = ctypes.addressof(report)
-        self._state.ctas = -(-ctypes.addressof(memory) // 256) * 256
+        self._state.ctas = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
         self._state.cta_count = ctas
         self._state.mode = MODES.index(chosen.mode)
         self._state.seed = chosen.seed & 0xFFFFFFFF

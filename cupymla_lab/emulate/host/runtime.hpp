@@ -128,15 +128,17 @@ struct AsyncCopy {
   bool done;
 };
 
-struct Thread {
+// The scheduler looks at each thread in each round: what it needs of one is in one line of the cache.
+struct alignas(64) Thread {
   bool resting = false, ended = false;
   bool races = false;       // whether races are looked for
   bool announcing = false;  // its bulk copies are not carried out but looked at for races
   uint32_t line = 0;        // of the translated PTX, at what races.hpp looks at
+  void* stack_pointer = nullptr;
+  Rest rest;
   bool polling = false;  // tests an mbarrier whose phase is incomplete
   bool released = true;  // in a dependent launch: has waited for the primary grid
   bool guarded = false;  // uses of global memory are looked at
-  Rest rest;
   uint32_t id[3] = {}, lane = 0, index = 0;
   uint32_t grid[3] = {}, block[3] = {};
   Cta* cta = nullptr;
@@ -148,7 +150,6 @@ struct Thread {
   const uint64_t *barrier_word = nullptr, *issued = nullptr;
   uint64_t barrier_seen = 0, issued_seen = 0, patience = 1;
   bool at_cluster_barrier = false;
-  void* stack_pointer = nullptr;
   std::unique_ptr<unsigned char[]> stack;
   std::deque<std::vector<std::shared_ptr<Copy>>> groups;
   std::vector<std::shared_ptr<Copy>> open_group;
