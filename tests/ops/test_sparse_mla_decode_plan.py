@@ -47,7 +47,7 @@ def test_rows_are_divided_only_where_all_ctas_run_at_once(rows: int, heads: int)
 
 
 def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
-    def chosen(rows: int, heads: int, *without: tuple[int, int]) -> Division:
+    def chosen(rows: int, heads: int, *without: tuple[int, ...]) -> Division:
         return plan.plan(problem(rows, heads), HOPPER, 132, {Division(*one) for one in without}).division
 
     assert chosen(1, 16).parts == 16
@@ -55,6 +55,9 @@ def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
     assert chosen(1, 16, *((16, parts) for parts in plan.PARTS)).parts == 1
     # Fewer heads of a CTA make more clusters: that those do not fit says nothing of these.
     assert chosen(8, 64, (64, 16), (32, 8), (16, 4)) == Division(64, 8)
+    # CTAs that share rows are a cluster where they have all of a row's entries, too.
+    assert chosen(200, 128) == Division(64, 1, 2)
+    assert chosen(200, 128, (64, 1, 2)) == Division(64, 1)
 
 
 def test_short_rows_are_not_divided() -> None:
@@ -156,6 +159,14 @@ def test_no_races(name: str, splits: int, cluster: int, seed: int) -> None:
     with emulated("sm_90a", 132, Settings("random", seed=seed, races="hardware")) as machine:
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
         assert [geometry.cluster for geometry in machine.launches] == [cluster]
+
+
+@pytest.mark.compile
+def test_rows_are_not_shared_where_two_ctas_cannot_run_at_once() -> None:
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, ["v32_d576_h128_b1_n1_k330_pair"])
+    assert isinstance(case, DecodeCase)
+    given = SUBJECT.cases.inputs(replace(case, topk=70, splits=None), 1)
+    assert [run(given, count)[1] for count in (1, 2)] == [[1], [2]]
 
 
 @pytest.mark.compile
