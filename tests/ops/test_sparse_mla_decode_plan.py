@@ -47,7 +47,7 @@ def test_rows_are_divided_only_where_all_ctas_run_at_once(rows: int, heads: int)
 
 
 def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
-    def chosen(rows: int, heads: int, *without: tuple[int, int]) -> Division:
+    def chosen(rows: int, heads: int, *without: tuple[int, ...]) -> Division:
         return plan.plan(problem(rows, heads), HOPPER, 132, {Division(*one) for one in without}).division
 
     assert chosen(1, 16).parts == 16
@@ -55,6 +55,9 @@ def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
     assert chosen(1, 16, *((16, parts) for parts in plan.PARTS)).parts == 1
     # Fewer heads of a CTA make more clusters: that those do not fit says nothing of these.
     assert chosen(8, 64, (64, 16), (32, 8), (16, 4)) == Division(64, 8)
+    # CTAs that share rows are a cluster where they have all of a row's entries, too.
+    assert chosen(200, 128) == Division(64, 1, 2)
+    assert chosen(200, 128, (64, 1, 2)) == Division(64, 1)
 
 
 def test_short_rows_are_not_divided() -> None:
@@ -138,15 +141,16 @@ def test_with_splits_a_row_has_its_bits_in_any_batch() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("name", "splits", "seed"),
+    ("name", "splits", "cluster", "seed"),
     [
-        ("v32_d576_h64_b2_n2_k70+130_second_lengths", 2, 1),
-        ("v4_d512_h16_b2_n1_k40+90_second", 2, 2),
-        ("bf16_d576_h64_b1_n1_k520_splits16", 4, 3),
-        ("v32_d576_h16_b2_n2_k150_holes", 1, 4),
+        ("v32_d576_h64_b2_n2_k70+130_second_lengths", 2, 2, 1),
+        ("v4_d512_h16_b2_n1_k40+90_second", 2, 2, 2),
+        ("bf16_d576_h64_b1_n1_k520_splits16", 4, 4, 3),
+        ("v32_d576_h16_b2_n2_k150_holes", 1, 1, 4),
+        ("v32_d576_h72_b2_n1_k700_pair", 3, 6, 5),
     ],
 )
-def test_no_races(name: str, splits: int, seed: int) -> None:
+def test_no_races(name: str, splits: int, cluster: int, seed: int) -> None:
     """Buffers come round, clusters merge, and threads are late by chance."""
     (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
     assert isinstance(case, DecodeCase)
@@ -154,7 +158,37 @@ def test_no_races(name: str, splits: int, seed: int) -> None:
     given = SUBJECT.cases.inputs(case, 1)
     with emulated("sm_90a", 132, Settings("random", seed=seed, races="hardware")) as machine:
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
-        assert [geometry.cluster for geometry in machine.launches] == [splits]
+        assert [geometry.cluster for geometry in machine.launches] == [cluster]
+
+
+@pytest.mark.compile
+def test_rows_are_not_shared_where_two_ctas_cannot_run_at_once() -> None:
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, ["v32_d576_h128_b1_n1_k330_pair"])
+    assert isinstance(case, DecodeCase)
+    given = SUBJECT.cases.inputs(replace(case, topk=70, splits=None), 1)
+    assert [run(given, count)[1] for count in (1, 2)] == [[1], [2]]
+
+
+@pytest.mark.compile
+def test_ctas_that_share_rows_go_by_one_length_when_it_changes_under_way() -> None:
+    """Each waits for rows that the other brings: of two lengths, they would wait for ever."""
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, ["v32_d576_h128_b1_n1_k330_pair"])
+    assert isinstance(case, DecodeCase)
+    given = SUBJECT.cases.inputs(replace(case, heads=66, invalid=0.0), 1)
+    lengths = [np.full((1, 1), length, np.int32) for length in (40, 300)]  # one block, and five
+    with emulated("sm_90a", 132) as machine:
+        steady = [machine.results(SUBJECT, given | {"topk_length": length})["out"].tobytes() for length in lengths]
+        arguments = machine.arguments(given | {"topk_length": lengths[0]})
+        read = arguments["topk_length"]
+
+        def changing(address: int, size: int, loads: bool, stores: bool) -> None:
+            lengths.reverse()  # another one for every thread that reads
+            read.host[...] = lengths[0]
+
+        machine.watch(read, changing)
+        found = SUBJECT.named(machine.call(SUBJECT.call, **arguments))["out"].get().tobytes()
+        assert [geometry.cluster for geometry in machine.launches] == [2, 2, 2]
+    assert found in steady
 
 
 @pytest.mark.compile

@@ -122,16 +122,18 @@ def _geometry(kernel: build.Kernel, chosen: plan.Plan) -> Geometry:
 
 
 def _running_plan(problem: Problem) -> plan.Plan:
-    """The plan of a GPU whose clusters all run at once as the driver has it; with `splits` given, the only one."""
+    """The plan whose clusters run as the driver has it, all at once where they share entries; with `splits` given, the
+    only one."""
     device = problem.device
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
     without: set[plan.Division] = set()
     while True:
         chosen = plan.plan(problem, arch, count, without)
-        if chosen.division.parts == 1 or problem.options.splits is not None:
+        if chosen.division.cluster == 1 or problem.options.splits is not None:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
-        if active_clusters(kernel, _geometry(kernel, chosen)) >= chosen.clusters:
+        least = 1 if chosen.division.parts == 1 else chosen.clusters
+        if active_clusters(kernel, _geometry(kernel, chosen)) >= least:
             return chosen
         without.add(chosen.division)
 

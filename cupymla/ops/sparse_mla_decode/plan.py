@@ -114,7 +114,7 @@ def division(
         h_q: heads of each.
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
-        without: those whose clusters the driver cannot run at once.
+        without: those whose clusters the driver cannot run, or those of several parts not at once.
         cache_format, dtype: of the rows, and of the products.
     """
     copied = cache_format == "bf16" and dtype == "bfloat16"
@@ -129,7 +129,9 @@ def division(
         return waves * (own * block + (_MERGE_CYCLES[choice.heads] if choice.parts > 1 else 0))
 
     def fits(choice: Division) -> bool:
-        return choice.parts == 1 or (ctas(choice) <= multiprocessors and choice not in without)
+        if choice.cluster == 1:
+            return True
+        return choice not in without and (choice.parts == 1 or ctas(choice) <= multiprocessors)
 
     most = cta_heads(h_q)
     alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
