@@ -45,9 +45,9 @@ def test_large_batches(case: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("splits", [1, 3, 8, 16])
-def test_with_splits_a_row_has_its_bits_in_any_batch(splits: int) -> None:
-    case = replace(SUBJECT.cases.LARGE[0], batch=9, splits=splits)
+@pytest.mark.parametrize(("heads", "splits"), [(64, 1), (64, 3), (64, 8), (64, 16), (128, 1), (128, 3), (128, 8)])
+def test_with_splits_a_row_has_its_bits_in_any_batch(heads: int, splits: int) -> None:
+    case = replace(SUBJECT.cases.LARGE[0], batch=9, heads=heads, splits=splits)
     given = arguments_on(cupy, SUBJECT.cases.inputs(case, 2))
     together = cupymla.sparse_mla_decode(**given)
     for b in (0, 4, 8):

@@ -82,8 +82,9 @@ def test_rows_are_shared_by_ctas_that_convert_them_for_other_heads() -> None:
     assert plan.shared(128, "bf16", "bfloat16", 1) is None, "rows are copied"
     assert plan.shared(128, "v4_fp8", "float16", 1) is None, "registers"
     assert plan.shared(128, "v32_fp8", "bfloat16", 16) is None, "a cluster has sixteen CTAs at most"
-    # As many parts as were asked for, without.
-    assert plan.plan(problem(1, 128, splits=16), HOPPER, 132).division == Division(64, 16)
+    # As many parts as were asked for: without, where a cluster would be larger than every GPU can run.
+    assert plan.plan(problem(1, 128, splits=4), HOPPER, 132).division == Division(64, 4, 2)
+    assert plan.plan(problem(1, 128, splits=5), HOPPER, 132).division == Division(64, 5)
 
 
 def test_other_targets_have_no_kernel() -> None:

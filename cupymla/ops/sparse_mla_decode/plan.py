@@ -33,8 +33,8 @@ SHARERS = (1, 2)
 PARTS = (1, 2, 4, 8, 16)
 """CTAs of a cluster that share the entries of a row, where the caller leaves it open."""
 
-MAX_CLUSTER = 16
-"""CTAs of a cluster."""
+MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
+"""CTAs of a cluster at most, and on every GPU that has clusters (CUDA C++ Programming Guide)."""
 
 _TILE = 64  # entries of a block
 
@@ -159,7 +159,11 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
         sizes = max(problem.rows, 1), problem.h_q, blocks, multiprocessors
         chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype)
     else:
-        chosen = shared(problem.h_q, cache_format, dtype, parts) or Division(cta_heads(problem.h_q), parts)
+        # No GPU is asked whether it can run so large a cluster: pairs make none that was portable too large for it.
+        chosen = Division(cta_heads(problem.h_q), parts)
+        pairs = shared(problem.h_q, cache_format, dtype, parts)
+        if pairs is not None and pairs.cluster <= PORTABLE_CLUSTER:
+            chosen = pairs
     source = variant(
         arch,
         cache_format=cache_format,
