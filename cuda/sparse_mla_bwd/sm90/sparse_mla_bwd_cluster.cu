@@ -33,4 +33,4 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::ThisConfig::kThreads, cl
                      smem_bytes = sizeof(cupymla::sparse_mla_bwd::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
                      block_heads = 128,
-                     warpgroup_registers = cupymla::sparse_mla_bwd::ThisConfig::kWarpgroupRegisters);  // where setmaxnreg is used
+                     warpgroup_registers = cupymla::sparse_mla_bwd::ThisConfig::kWarpgroupRegisters);

@@ -544,7 +544,7 @@ def _single_stages(arch_name: str) -> tuple[Stage, ...]:
     return tuple(stage for stage in STAGES if stage not in left_out)
 
 
-def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]]:
+def _variants(arch_name: str) -> Iterator[tuple[Iterable[str], dict[str, Any]]]:
     """What there is of a target beside types: stages, and further numbers of their variants."""
     for block_heads in BLOCK_HEADS:
         for partials in (False, True):
