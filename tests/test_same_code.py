@@ -52,10 +52,10 @@ def test_evidence_names_what_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(InputError, match="whose sources are others"):
         same_code.keep(ENTRY, KERNEL, tmp_path)
     monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: "before")
-    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: list(sources)[:1])
+    monkeypatch.setattr(same_code, "differing", lambda sources, *_: list(sources)[:1])
     with pytest.raises(InputError, match="the same machine code"):
         same_code.keep(ENTRY, KERNEL, tmp_path)
-    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: [])
+    monkeypatch.setattr(same_code, "differing", lambda *_: [])
     same_code.keep(ENTRY, KERNEL, tmp_path)
     kept = evidence.read(folder / "kept.json")
     assert kept is not None and kept.same_code_as == "before"
@@ -93,7 +93,7 @@ def test_what_was_emulated_for_another_target_says_so(monkeypatch: pytest.Monkey
     (tmp_path / "sm_100a.json").write_text(json.dumps(asdict(emulated)))
     with pytest.raises(InputError, match="the same emulated code, got 4 others"):
         carry()
-    monkeypatch.setattr(same_code, "differing_emulated", lambda sources, texts, renames: [])
+    monkeypatch.setattr(same_code, "differing_emulated", lambda *_: [])
     carry()
     assert set(seen) == {"sm_100a"}
     kept = evidence.read(tmp_path / "sm_100f.json")
@@ -226,7 +226,7 @@ def test_evidence_of_a_kernel_moves_to_its_present_name(monkeypatch: pytest.Monk
     monkeypatch.setattr(evidence, "FOLDER", tmp_path)
     monkeypatch.setattr(recorder.write, "__defaults__", (tmp_path,))
     monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: "before")
-    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: [])
+    monkeypatch.setattr(same_code, "differing", lambda *_: [])
     former = replace(found, kernel="former", content_hash="before", same_code_as="")
     (tmp_path / "former.json").write_text(json.dumps(asdict(former)))
     same_code.keep(ENTRY, KERNEL, tmp_path, renames=[("former", "nvfp4_gemv")])

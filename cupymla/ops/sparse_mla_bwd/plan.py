@@ -16,7 +16,7 @@ from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
 from ..variants import BOTH, FLAGS, require_choice, require_target
 from . import stored, two_phase, units
-from .launches import ATTENDING, STAGES, Launch, Stage, Workspace
+from .launches import STAGES, Launch, Stage, Workspace
 from .layout import PART_ALIGNMENT, workspace
 from .sizes import all_kv_rows, all_query_groups, all_tokens, fitting, group_word_bytes, list_bytes, partial_bytes
 from .spec import OPERATOR, Problem
