@@ -13,13 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from plan_kit import CUDA, MLA, require_mirrored
 
-from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
+from cupymla import InputError, UnsupportedError, arch, evidence, raw_module, tensor
 from cupymla.errors import shown
+from cupymla.ops import registry
 from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec, units
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
 from cupymla.ops.sparse_mla_bwd.layout import SPARE_ROWS
+from cupymla.testing import operators
 from cupymla_lab import ab
 from cupymla_lab.problems import sparse_mla_bwd as problems
 from cupymla_lab.subjects import Subject
@@ -38,6 +40,18 @@ def test_units_take_the_definitions_that_they_name() -> None:
         text = (CUDA / "sparse_mla_bwd" / unit.folder / f"{unit.kernel}.cu").read_text()
         assert set(re.findall(r"CUPYMLA_(\w+)(?:: )", text)) == set(unit.takes), unit.kernel
         assert re.search(rf"\b{unit.kernel}\(", text)
+
+
+@pytest.mark.parametrize("target", plan.ARCHS)
+def test_evidence_speaks_for_every_unit(target: str) -> None:
+    """An edit of a unit that no kernel names would leave its evidence as it is."""
+    entry = registry.named("sparse_mla_bwd")
+    kernels = [kernel for kernel in entry.kernels if kernel.arch == target]
+    named = {unit.path for kernel in kernels for unit in operators.units(entry, kernel)}
+    assert named == {source.path for source in plan.sources(target)}
+    for kernel in kernels:
+        fewer = replace(kernel, units=kernel.units[:-1])
+        assert not kernel.units or evidence.current_hash(entry, fewer) != evidence.current_hash(entry, kernel)
 
 
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
