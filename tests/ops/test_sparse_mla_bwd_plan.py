@@ -8,20 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_plan_kit import ATTENTIONS, HOPPER, LISTS, ORDERED, PACKED, PROBLEM, SINGLE, STORED, planned
+from backward_plan_kit import HOPPER, LISTS, ORDERED, PACKED, PROBLEM, SINGLE, STORED, planned
 from hypothesis import example, given
 from hypothesis import strategies as st
 from plan_kit import CUDA, MLA, require_mirrored
 
-from cupymla import InputError, UnsupportedError, arch, evidence, raw_module, tensor
+from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
-from cupymla.ops import registry
 from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec, units
-from cupymla.ops.sparse_mla_bwd.launches import STAGES
+from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.layout import SPARE_ROWS
-from cupymla.testing import operators
 from cupymla_lab import ab
 from cupymla_lab.problems import sparse_mla_bwd as problems
 from cupymla_lab.subjects import Subject
@@ -31,27 +28,6 @@ def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
     require_mirrored(cuda.Parameters, "sparse_mla_bwd/params.cuh")
     own, file = cuda.SinkLseParameters, "sparse_mla_bwd/sink_lse.cuh"
     require_mirrored(own, file, "SinkLseParameters", Parameters=cuda.Parameters)
-
-
-def test_units_take_the_definitions_that_they_name() -> None:
-    """One more is a variant compiled twice; one that a file does not tell of is read as 0."""
-    tables = (units.SINGLE, units.BLACKWELL, units.CLUSTER, units.PACKED, units.STORED)
-    for unit in (units.CLUSTER_SUM, *(unit for table in tables for unit in table.values())):
-        text = (CUDA / "sparse_mla_bwd" / unit.folder / f"{unit.kernel}.cu").read_text()
-        assert set(re.findall(r"CUPYMLA_(\w+)(?:: )", text)) == set(unit.takes), unit.kernel
-        assert re.search(rf"\b{unit.kernel}\(", text)
-
-
-@pytest.mark.parametrize("target", plan.ARCHS)
-def test_evidence_speaks_for_every_unit(target: str) -> None:
-    """An edit of a unit that no kernel names would leave its evidence as it is."""
-    entry = registry.named("sparse_mla_bwd")
-    kernels = [kernel for kernel in entry.kernels if kernel.arch == target]
-    named = {unit.path for kernel in kernels for unit in operators.units(entry, kernel)}
-    assert named == {source.path for source in plan.sources(target)}
-    for kernel in kernels:
-        fewer = replace(kernel, units=kernel.units[:-1])
-        assert not kernel.units or evidence.current_hash(entry, fewer) != evidence.current_hash(entry, kernel)
 
 
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
@@ -268,29 +244,6 @@ def test_a_float32_dkv_may_have_any_strides(heads: int) -> None:
         assert (record.sums_token, record.dkv_token_bytes) == (step, 0)
     else:
         assert (record.sums_token, record.dkv_token_bytes) == (576, step * 4)
-
-
-def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
-    """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
-    scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
-    assert len(scans) == 1
-    attention = [source for source in plan.sources() if source.entry in ATTENTIONS]
-    assert len(attention) == 2 * 16 + 8 + 4 + 12  # of neighbours, of packed rows, and of a CTA's
-    blackwell = arch.named("sm_100f")
-    assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
-        blackwell, stage="scan", dtype="float16"
-    )
-
-
-def test_a_cluster_has_stages_of_its_own_for_its_sums() -> None:
-    for stage in ("zero", "round"):
-        alone, pair = (plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS)
-        assert [source.entry for source in (alone, pair)] == [
-            f"sparse_mla_bwd{own}_{stage}" for own in ("", "_cluster")
-        ]
-        assert pair in plan.sources("sm_90a") and alone in plan.sources("sm_90a")
-    for stage in set(STAGES) - {"attention", "zero", "round", "merge"}:
-        assert len({plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS}) == 1, stage
 
 
 def test_a_cluster_makes_a_float32_dkv_from_its_sums() -> None:
