@@ -1,8 +1,8 @@
 """Evidence that a kernel ran and was right: written by `cupymla_lab.recorder`, read by the support table.
 
-One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds a hash of the kernel's include
-closure without comments, so that an edit of any code the kernel is made from shows as evidence that is no longer
-current.
+One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds a hash of the include closure of
+the kernel, and of those of its further units, without comments, so that an edit of any code the kernel is made from
+shows as evidence that is no longer current.
 A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`. What both say is told in one of five
 words (`Status`).
 """
@@ -10,6 +10,7 @@ words (`Status`).
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -182,11 +183,12 @@ def _facts(found: Evidence | WithoutGpu, gpu: str | None, current: bool | None) 
 
 
 def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
-    """The hash of a kernel's present sources, without comments; None when they are not all there."""
+    """The hash of a kernel's present sources and its units', without comments; None when they are not all there."""
     try:
-        return build.code_hash(operators.unit(entry, kernel))
+        hashes = [build.code_hash(unit) for unit in operators.units(entry, kernel)]
     except CupymlaError:
         return None
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def read(file: Path) -> Evidence | None:
@@ -267,7 +269,8 @@ def cannot_tell() -> str:
     for entry in registry.subjects():
         for kernel in entry.kernels:
             try:
-                build.content_hash(operators.unit(entry, kernel))
+                for unit in operators.units(entry, kernel):
+                    build.content_hash(unit)
             except CupymlaError as error:
                 return str(error)
     return ""

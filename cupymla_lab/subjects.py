@@ -65,8 +65,12 @@ def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched
     A case without arithmetic may be one where there is nothing to launch.
     """
     choice = subject.choice(kernel)
-    own = {kernel.name, *(choice.beside if choice else ())}
-    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - own
-    missing = kernel.name not in launched and subject.cases.flops(case) > 0
-    if missing or not others.isdisjoint(launched):
+    expected = {kernel.name, *(choice.beside if choice else ())}
+    own, beside, others = set(kernel.names), set[str](), set[str]()
+    for other in subject.entry.kernels:
+        if other.arch == kernel.arch and other.name != kernel.name:
+            own.difference_update(other.names)  # what only this kernel's calls launch
+            (beside if other.name in expected else others).update(other.names)
+    missing = own.isdisjoint(launched) and subject.cases.flops(case) > 0
+    if missing or not (others - beside).difference(kernel.names).isdisjoint(launched):
         raise Mismatch(f"launched {', '.join(launched) or 'nothing'} in the place of {kernel.name}")

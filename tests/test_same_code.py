@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cupymla import build, evidence
-from cupymla.build.source import cuda_root
+from cupymla.build.source import KernelSource, cuda_root
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.nvfp4_gemv import plan
@@ -52,10 +52,10 @@ def test_evidence_names_what_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(InputError, match="whose sources are others"):
         same_code.keep(ENTRY, KERNEL, tmp_path)
     monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: "before")
-    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: list(sources)[:1])
+    monkeypatch.setattr(same_code, "differing", lambda sources, *_: list(sources)[:1])
     with pytest.raises(InputError, match="the same machine code"):
         same_code.keep(ENTRY, KERNEL, tmp_path)
-    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: [])
+    monkeypatch.setattr(same_code, "differing", lambda *_: [])
     same_code.keep(ENTRY, KERNEL, tmp_path)
     kept = evidence.read(folder / "kept.json")
     assert kept is not None and kept.same_code_as == "before"
@@ -93,7 +93,7 @@ def test_what_was_emulated_for_another_target_says_so(monkeypatch: pytest.Monkey
     (tmp_path / "sm_100a.json").write_text(json.dumps(asdict(emulated)))
     with pytest.raises(InputError, match="the same emulated code, got 4 others"):
         carry()
-    monkeypatch.setattr(same_code, "differing_emulated", lambda sources, texts, renames: [])
+    monkeypatch.setattr(same_code, "differing_emulated", lambda *_: [])
     carry()
     assert set(seen) == {"sm_100a"}
     kept = evidence.read(tmp_path / "sm_100f.json")
@@ -219,6 +219,41 @@ def test_a_kernel_of_another_name_has_the_same_code(
     assert same_code.differing([SWIZZLE], numbers, RENAMES) == [SWIZZLE]
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("as_machine_code", [False, True])
+def test_a_variant_of_other_definitions_is_compared_with_what_it_was(
+    as_machine_code: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch fact that has gone is none of it; one that is another is."""
+
+    def differ(folder: str, number: str, facts: str, *definitions: tuple[str, int]) -> list[KernelSource]:
+        made = edited(tmp_path / folder, "nvfp4_swizzle(", f"{FORMER}(")
+        file = made / "cuda" / SWIZZLE.path
+        text = file.read_text().replace("(params.columns + 3) / 4", f"(params.columns + {number}) / 4", 1)
+        file.write_text(text.replace("CUPYMLA_LAUNCH_FACTS(", f"CUPYMLA_LAUNCH_FACTS({facts}", 1))
+        now, then = (SWIZZLE.path, SWIZZLE.entry, SWIZZLE.defines), (SWIZZLE.path, FORMER, definitions)
+        known = same_code.were(json.dumps([(now, then)]), made, "sm_90")
+        return same_code.differing([SWIZZLE], made, known=known)
+
+    if as_machine_code:
+        monkeypatch.setattr(same_code, "compiled_code", lambda ptx: ([ptx], {}))
+    assert differ("numbers", "4", "") == [SWIZZLE]
+    if not as_machine_code:  # facts are data of the image as well
+        assert differ("names", "N", "gone = 3, ", ("N", 3)) == []
+        assert differ("facts", "3", "threads = 1, former_") == [SWIZZLE]
+
+
+def test_pairs_have_to_be_of_every_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = evidence.read(evidence.path("nvfp4_gemv", KERNEL))
+    assert found is not None
+    monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: found.content_hash)
+    with pytest.raises(InputError, match=r"all variants of the kernel and its units, got none for nvfp4_gemv"):
+        same_code.keep(ENTRY, KERNEL, tmp_path, pairs="[]")
+    for text in ("{", "[1]", '[["path"]]'):
+        with pytest.raises(InputError, match="--were"):
+            same_code.keep(ENTRY, KERNEL, tmp_path, pairs=text)
+
+
 def test_evidence_of_a_kernel_moves_to_its_present_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = evidence.read(evidence.path("nvfp4_gemv", KERNEL))
     assert found is not None
@@ -226,7 +261,7 @@ def test_evidence_of_a_kernel_moves_to_its_present_name(monkeypatch: pytest.Monk
     monkeypatch.setattr(evidence, "FOLDER", tmp_path)
     monkeypatch.setattr(recorder.write, "__defaults__", (tmp_path,))
     monkeypatch.setattr(same_code, "hash_there", lambda entry, kernel, place: "before")
-    monkeypatch.setattr(same_code, "differing", lambda sources, place, renames: [])
+    monkeypatch.setattr(same_code, "differing", lambda *_: [])
     former = replace(found, kernel="former", content_hash="before", same_code_as="")
     (tmp_path / "former.json").write_text(json.dumps(asdict(former)))
     same_code.keep(ENTRY, KERNEL, tmp_path, renames=[("former", "nvfp4_gemv")])

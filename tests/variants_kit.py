@@ -17,7 +17,7 @@ PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
 
 
 def shown_by(source: KernelSource, most: int = 2) -> set[tuple[object, ...]]:
-    """What a variant shows: its kernel, which is a stage of its file, for its target; each of its other definitions,
+    """What a variant shows: its kernel, or a stage of its file, for its target; each of its other definitions,
     and every `most` of these and the target together."""
     kernel = source.path, dict(source.defines).get("CUPYMLA_STAGE")
     facts = (*(each for each in source.defines if each[0] != "CUPYMLA_STAGE"), ("target", source.arch))
@@ -87,7 +87,8 @@ def compiled(module: str) -> tuple[KernelSource, ...]:
     return (*ahead, *covering(filter(large, on_first_use(module)), ahead))
 
 
-def compiled_with(module: str, target: str, **definitions: int) -> KernelSource:
-    """The first of these with some definitions, named without their "CUPYMLA_"."""
+def compiled_with(module: str, target: str, entry: str | None = None, **definitions: int) -> KernelSource:
+    """The first of these, or of a kernel's, with some definitions, named without their "CUPYMLA_"."""
     wanted = {(f"CUPYMLA_{name}", value) for name, value in definitions.items()}
-    return next(s for s in compiled(module) if s.arch == target and wanted <= set(s.defines))
+    every = (source for source in compiled(module) if entry in (None, source.entry))
+    return next(s for s in every if s.arch == target and wanted <= set(s.defines))

@@ -14,11 +14,19 @@ class KernelEntry:
         name: the kernel's name, which is its folder entry under `cuda/<operator>/<folder>/`.
         arch: the NVRTC target it is compiled for.
         first: the first target its source serves, where that is not `arch`.
+        units: further translation units of its calls, for which its evidence speaks, too: "folder/kernel" in
+            `cuda/<operator>`.
     """
 
     name: str
     arch: str
     first: str | None = None
+    units: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own name, and those of its units' kernels."""
+        return (self.name, *(unit.rpartition("/")[2] for unit in self.units))
 
     @property
     def folder(self) -> str:
@@ -69,6 +77,10 @@ class OperatorEntry:
         return tuple(dict.fromkeys(kernel.arch for kernel in self.kernels))
 
 
+def _backward(*words: str) -> tuple[str, ...]:
+    return tuple(f"sm90/sparse_mla_bwd_{word}" for word in words)
+
+
 OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "sparse_mla_fwd",
@@ -82,11 +94,29 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse_mla_bwd",
         "sparse MLA attention, gradients",
         kernels=(
-            KernelEntry("sparse_mla_bwd", "sm_90a"),
-            KernelEntry("sparse_mla_bwd_packed", "sm_90a"),
-            KernelEntry("sparse_mla_bwd_stored", "sm_90a"),
+            KernelEntry(
+                "sparse_mla_bwd",
+                "sm_90a",
+                units=_backward(
+                    *("cluster", "cluster_zero", "cluster_round", "cluster_sum", "p_ds", "dq_dkv", "sort", "scatter"),
+                    *("zero", "round", "sink", "clear", "count", "scan", "place", "sum"),
+                ),
+            ),
+            KernelEntry("sparse_mla_bwd_packed", "sm_90a", units=_backward("packed_zero", "merge", "round", "sink")),
+            KernelEntry(
+                "sparse_mla_bwd_stored",
+                "sm_90a",
+                units=_backward(
+                    *("stored_sum", "packed_zero", "merge"),
+                    *("zero", "round", "sink", "clear", "count", "scan", "place"),
+                ),
+            ),
             KernelEntry("sparse_mla_bwd_sink_lse", "sm_90a"),
-            KernelEntry("sparse_mla_bwd", "sm_100f"),
+            KernelEntry(
+                "sparse_mla_bwd",
+                "sm_100f",
+                units=_backward("zero", "round", "sink", "clear", "count", "scan", "place", "sum"),
+            ),
             KernelEntry("sparse_mla_bwd_sink_lse", "sm_100f", first="sm_90"),
         ),
     ),

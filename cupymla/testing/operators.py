@@ -185,6 +185,14 @@ def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
     return KernelSource(f"{entry.folder}/{kernel.folder}/{kernel.name}.cu", kernel.name, (), kernel.arch)
 
 
+def units(entry: OperatorEntry, kernel: KernelEntry) -> tuple[KernelSource, ...]:
+    """That one, and the further ones that a kernel's evidence speaks for."""
+    further = (
+        KernelSource(f"{entry.folder}/{path}.cu", path.rpartition("/")[2], (), kernel.arch) for path in kernel.units
+    )
+    return (unit(entry, kernel), *further)
+
+
 def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[KernelSource]:
     """The kernel variants of an operator that are compiled ahead of use, for the given targets or for all."""
     targets = dict.fromkeys(kernel.arch for kernel in entry.kernels if archs is None or kernel.arch in archs)

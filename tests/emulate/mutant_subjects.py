@@ -89,9 +89,10 @@ def _forward() -> dict[str, Kernel]:
 
 def _backward() -> dict[str, Kernel]:
     def kernel(
-        case: Case, settings: tuple[str, ...], multiprocessors: int = 2, most: int = 40, **defines: int
+        case: Case, settings: tuple[str, ...], word: str = "", multiprocessors: int = 2, most: int = 40, **defines: int
     ) -> Kernel:
-        return Kernel("sparse_mla_bwd", "sm_90a", case, multiprocessors, defines, settings=settings, most=most)
+        entry = f"sparse_mla_bwd{word and '_'}{word}"
+        return Kernel("sparse_mla_bwd", "sm_90a", case, multiprocessors, defines, entry, settings, most=most)
 
     tiny = _mla(8, 65, 2, 80, sink="finite")
     fixed = _mla(8, 65, 2, 80, deterministic=True)
@@ -100,30 +101,30 @@ def _backward() -> dict[str, Kernel]:
     listed = _mla(8, 65, 2, 80, wants_dist=True)
     four, two = _mla(16, 65, 4, 100, wants_dist=True), _mla(32, 65, 2, 100, sink="finite")
     return {
-        "bwd-64": kernel(_mla(64, 130, 1, 150, wants_dist=True), _SINGLE, 1, STAGE=0, CLUSTER=1),
-        "bwd-cluster": kernel(pair, _SINGLE, STAGE=0, CLUSTER=2),
-        "bwd-p_ds": kernel(two_phase, _TWO_PHASE, 4, STAGE=12),
-        "bwd-dq_dkv": kernel(two_phase, _TWO_PHASE, 4, STAGE=13),
-        "bwd-packed-queries-4": kernel(four, _PACKED_QUERIES, 1, STAGE=0, QUERIES=4),
-        "bwd-packed-queries-2": kernel(two, _PACKED_QUERIES, 1, 20, STAGE=0, QUERIES=2),
-        "bwd-merge": kernel(four, _PACKED_QUERIES, 1, STAGE=9),
-        "bwd-stored": Kernel("sparse_mla_bwd", "sm_90a", fixed, 1, {"STAGE": 0}, "sparse_mla_bwd_stored", most=12),
-        "bwd-64-stored": kernel(fixed, _SINGLE, 1, 12, STAGE=0, PARTIALS=1),
-        "bwd-cluster-packed": kernel(pair_fixed, _SINGLE, 2, 12, STAGE=0, PARTIALS=2),
-        "bwd-dq_dkv-packed": kernel(two_phase_fixed, _TWO_PHASE, 4, 12, STAGE=13, PARTIALS=2),
-        "bwd-zero": kernel(tiny, _SINGLE, 1, STAGE=1),
-        "bwd-round": kernel(tiny, _SINGLE, 1, STAGE=2),
-        "bwd-sink": kernel(tiny, _SINGLE, 1, STAGE=3),
-        "bwd-clear": kernel(fixed, _SINGLE, 1, STAGE=4),
-        "bwd-count": kernel(fixed, _SINGLE, 1, STAGE=5),
-        "bwd-scan": kernel(fixed, _SINGLE, 1, STAGE=6),
-        "bwd-place": kernel(fixed, _SINGLE, 1, STAGE=7),
-        "bwd-sum": kernel(fixed, _SINGLE, 1, STAGE=8),
-        "bwd-sum-packed": kernel(two_phase_fixed, _TWO_PHASE, 4, 20, STAGE=8, PARTIALS=2),
-        "bwd-cluster-zero": kernel(pair, _SINGLE, STAGE=1, CLUSTER=2),
-        "bwd-cluster-round": kernel(pair, _SINGLE, STAGE=2, CLUSTER=2),
-        "bwd-sort": kernel(listed, (*_SINGLE, *_ORDER), 1, STAGE=10),
-        "bwd-scatter": kernel(listed, (*_SINGLE, *_ORDER), 1, STAGE=11),
+        "bwd-64": kernel(_mla(64, 130, 1, 150, wants_dist=True), _SINGLE, "", 1),
+        "bwd-cluster": kernel(pair, _SINGLE, "cluster"),
+        "bwd-p_ds": kernel(two_phase, _TWO_PHASE, "p_ds", 4),
+        "bwd-dq_dkv": kernel(two_phase, _TWO_PHASE, "dq_dkv", 4),
+        "bwd-packed-queries-4": kernel(four, _PACKED_QUERIES, "packed", 1),
+        "bwd-packed-queries-2": kernel(two, _PACKED_QUERIES, "packed", 1, 20),
+        "bwd-merge": kernel(four, _PACKED_QUERIES, "merge", 1),
+        "bwd-stored": kernel(fixed, (), "stored", 1, 12),
+        "bwd-64-stored": kernel(fixed, _SINGLE, "", 1, 12),
+        "bwd-cluster-packed": kernel(pair_fixed, _SINGLE, "cluster", 2, 12),
+        "bwd-dq_dkv-packed": kernel(two_phase_fixed, _TWO_PHASE, "dq_dkv", 4, 12),
+        "bwd-zero": kernel(tiny, _SINGLE, "zero", 1),
+        "bwd-round": kernel(tiny, _SINGLE, "round", 1),
+        "bwd-sink": kernel(tiny, _SINGLE, "sink", 1),
+        "bwd-clear": kernel(fixed, _SINGLE, "clear", 1),
+        "bwd-count": kernel(fixed, _SINGLE, "count", 1),
+        "bwd-scan": kernel(fixed, _SINGLE, "scan", 1),
+        "bwd-place": kernel(fixed, _SINGLE, "place", 1),
+        "bwd-sum": kernel(fixed, _SINGLE, "sum", 1),
+        "bwd-sum-packed": kernel(two_phase_fixed, _TWO_PHASE, "cluster_sum", 4, 20),
+        "bwd-cluster-zero": kernel(pair, _SINGLE, "cluster_zero"),
+        "bwd-cluster-round": kernel(pair, _SINGLE, "cluster_round"),
+        "bwd-sort": kernel(listed, (*_SINGLE, *_ORDER), "sort", 1),
+        "bwd-scatter": kernel(listed, (*_SINGLE, *_ORDER), "scatter", 1),
     }
 
 
@@ -206,11 +207,15 @@ def _blackwell() -> dict[str, Kernel]:
         "fwd-64-100": kernel(forward, sliced(64, 576, 250, few, 600, **scores), 1, few, HEADS=64, SPLIT=0),
         "fwd-128-100": kernel(forward, sliced(128, 576, 500, many, 600, **scores), 2, many, HEADS=128, SPLIT=0),
         "fwd-split-100": kernel(forward, _mla(64, 700, 1, 800), 4, SPLIT=1),
-        "bwd-64-100": kernel(backward, six_of_64, 2, (641,), STAGE=0, HEADS=64),
-        "bwd-128-100": kernel(backward, six_of_128, 2, (341,), STAGE=0, HEADS=128),
-        "bwd-stored-100": kernel(backward, _mla(128, 130, 2, 300, deterministic=True), 2, (), 20, STAGE=0, PARTIALS=1),
-        "bwd-sum-100": kernel(backward, _mla(8, 65, 2, 80, deterministic=True), 2, (), 20, STAGE=8),
-        "bwd-round-100": kernel(backward, _mla(8, 65, 2, 80, sink="finite"), 2, (), 20, STAGE=2),
+        "bwd-64-100": kernel(backward, six_of_64, 2, (641,), HEADS=64),
+        "bwd-128-100": kernel(backward, six_of_128, 2, (341,), HEADS=128),
+        "bwd-stored-100": kernel(backward, _mla(128, 130, 2, 300, deterministic=True), 2, (), 20, HEADS=128),
+        "bwd-sum-100": Kernel(
+            backward, "sm_100f", _mla(8, 65, 2, 80, deterministic=True), 2, {}, "sparse_mla_bwd_sum", most=20
+        ),
+        "bwd-round-100": Kernel(
+            backward, "sm_100f", _mla(8, 65, 2, 80, sink="finite"), 2, {}, "sparse_mla_bwd_round", most=20
+        ),
         "phase1-100": kernel(phase1, sliced(128, 512, 500, queries, 600), 2, queries),
         "dist-64-100": kernel("attn_dist", sliced(64, 512, 150, short, 400, normalize="l1"), 1, short, HEADS=64),
         "dist-128-100": kernel("attn_dist", sliced(128, 512, 300, long, 400, normalize="l1"), 2, long, HEADS=128),

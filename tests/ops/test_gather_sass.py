@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+from backward_plan_kit import ATTENTIONS
 from sass_kit import machine_code
 from variants_kit import compiled
 
@@ -21,9 +22,11 @@ ODD_DESCRIPTOR = re.compile(r"\bdesc\[UR\d*[13579]\]")
 
 
 def gathers() -> list[KernelSource]:
-    every = [s for name in ("sparse_mla_fwd", "sparse_mla_bwd", "attn_dist") for s in compiled(f"cupymla.ops.{name}")]
-    attend = [source for source in every if source.arch == "sm_90a" and not source.entry.endswith("_sink_lse")]
-    return [source for source in attend if dict(source.defines).get("CUPYMLA_STAGE", 0) == 0]
+    every = [s for name in ("sparse_mla_fwd", "attn_dist") for s in compiled(f"cupymla.ops.{name}")]
+    attend = [source for source in every if dict(source.defines).get("CUPYMLA_STAGE", 0) == 0]
+    backward = compiled("cupymla.ops.sparse_mla_bwd")
+    attend += [source for source in backward if source.entry in ATTENTIONS]
+    return [source for source in attend if source.arch == "sm_90a"]
 
 
 @pytest.mark.compile

@@ -39,7 +39,7 @@ def subjects() -> Iterator[tuple[Subject, list[str], set[str]]]:
                 targets.setdefault(kernel.first or kernel.arch, []).append(kernel)
         for kernels in targets.values():
             archs = list(dict.fromkeys(kernel.arch for kernel in kernels))
-            yield Subject(entry.name), archs, {kernel.name for kernel in kernels}
+            yield Subject(entry.name), archs, {name for kernel in kernels for name in kernel.names}
 
 
 def always(subject: Subject, archs: list[str], names: set[str]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from backward_plan_kit import CLUSTER, SINGLE
 from sass_kit import machine_code, marked_products, product_waits, require_groups_end_where_products_are_marked
 from variants_kit import compiled_with
 
@@ -31,10 +32,10 @@ def test_the_packed_queries_distribution_waits_for_the_left_half_alone(d_qk: int
     require_groups_end_where_products_are_marked(source, {0, 1}, tmp_path)
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("entry", [SINGLE, CLUSTER])
 @pytest.mark.parametrize("d_qk", D_QK)
-def test_gradients_wait_for_dq_without_the_first_sums(d_qk: int, cluster: int, tmp_path: Path) -> None:
-    source = compiled_with("cupymla.ops.sparse_mla_bwd", "sm_90a", D_QK=d_qk, CLUSTER=cluster, STAGE=0)
+def test_gradients_wait_for_dq_without_the_first_sums(d_qk: int, entry: str, tmp_path: Path) -> None:
+    source = compiled_with("cupymla.ops.sparse_mla_bwd", "sm_90a", entry, D_QK=d_qk)
     require_groups_end_where_products_are_marked(source, {0, 1}, tmp_path)
 
 

@@ -115,3 +115,7 @@ def test_a_call_compiles_what_its_operator_says(operator: str, kernel: KernelEnt
             assert set(subject.sources(inputs, gpu)) == set(machine.sources), case.name
         seen.update(machine.sources)
     assert any(source.entry == kernel.name for source in seen)
+    if kernel.units:  # else its evidence does not say which others its calls launch
+        beside = ((choice := subject.choice(kernel)) and choice.beside) or ()
+        named = [other for other in subject.entry.kernels if other.name in (kernel.name, *beside)]
+        assert {source.entry for source in seen} <= {name for other in named for name in other.names}

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from backward_plan_kit import PROBLEM, planned
+from backward_plan_kit import CLUSTER, PROBLEM, planned
 from variants_kit import compiled
 
 from cupymla.build import KernelSource, ptx
@@ -43,11 +43,7 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
 
 
 FENCE = re.compile(r"^\s*(?:fence\.\S*\.(?:gpu|sys)\b|membar\.(?:gl|sys)\b).*", re.MULTILINE)
-PAIRS = [
-    source
-    for source in compiled("cupymla.ops.sparse_mla_bwd")
-    if {("CUPYMLA_CLUSTER", 2), ("CUPYMLA_STAGE", 0)} <= set(source.defines)
-]
+PAIRS = [source for source in compiled("cupymla.ops.sparse_mla_bwd") if source.entry == CLUSTER]
 
 
 @pytest.mark.compile

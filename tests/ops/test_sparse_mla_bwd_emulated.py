@@ -134,11 +134,7 @@ def test_values_of_padded_heads_and_other_entries_stay_out(heads: int) -> None:
     assert not np.isnan(np.delete(dkv, range(66, 132), axis=0).astype(np.float32)).any()
 
 
-ATTENTION = [
-    source
-    for source in compiled("cupymla.ops.sparse_mla_bwd")
-    if "/sm100/" in source.path and dict(source.defines)["CUPYMLA_STAGE"] == 0
-]
+ATTENTION = [source for source in compiled("cupymla.ops.sparse_mla_bwd") if "/sm100/" in source.path]
 
 
 @pytest.mark.parametrize("source", ATTENTION, ids=str)

@@ -28,7 +28,7 @@ from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import sized
-from cupymla.ops.sparse_mla_bwd import cases, launches, plan, stored
+from cupymla.ops.sparse_mla_bwd import cases, plan
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, Kernel, emulated
@@ -128,7 +128,7 @@ ACCESSES = r"\b(LDG|STG|REDG?|ATOMG?|LDGSTS|UTMALDG|UTMASTG|UTMAPF|UTMAREDG|UBLK
 
 
 def kernels() -> list[build.KernelSource]:
-    """One of each stage, architecture and way to share a query, whatever the dtype and the channels."""
+    """One of each kernel, architecture and way to share a query, whatever the dtype and the channels."""
     plain = ("CUPYMLA_D_QK", "CUPYMLA_FP16")
     every = compiled("cupymla.ops.sparse_mla_bwd")
     found = {(s.arch, s.entry, *(each for each in s.defines if each[0] not in plain)): s for s in every}
@@ -150,11 +150,10 @@ def test_machine_code_waits_first(source: build.KernelSource, tmp_path: Path) ->
 def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSource) -> None:
     """ld.global.nc is for memory that nothing writes while the grid runs, its wait included: callers' arrays, which the
     sources read so by `__ldg`. The compiler makes no others of them."""
-    alone = source.entry == plan.SINK_LSE_KERNEL
-    stage = "sink_lse" if alone else launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
     found = uncached(build.ptx(source))
-    packed = ("zero", "merge") if source.entry in (plan.GROUP_KERNEL, stored.KERNEL) else ()
-    assert bool(found) == (stage in ("attention", "p_ds", "count", "place", "sort", "sink_lse", *packed))
+    attend = ("", "_cluster", "_packed", "_stored", "_p_ds", "_sink_lse")
+    readers = (*attend, "_count", "_place", "_sort", "_merge", "_packed_zero")
+    assert bool(found) == (source.entry.removeprefix("sparse_mla_bwd") in readers)
     # indices; rows of out, on sm_90a and Blackwell, of dout and of kv
     row = "reinterpret_cast<const uint4*>({}) + chunk"
     callers = ("indices + entry", row.format("out"), row.format("dout"), "left + tile * 8", row.format("start"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_plan_kit import HOPPER, LISTS, ORDERED, PROBLEM, planned
+from backward_plan_kit import HOPPER, LISTS, ORDERED, PACKED, PROBLEM, SINGLE, STORED, planned
 from hypothesis import example, given
 from hypothesis import strategies as st
 from plan_kit import CUDA, MLA, require_mirrored
@@ -17,8 +17,7 @@ from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
 from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec, stored
-from cupymla.ops.sparse_mla_bwd.launches import STAGES
+from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.layout import SPARE_ROWS
 from cupymla_lab import ab
 from cupymla_lab.problems import sparse_mla_bwd as problems
@@ -29,17 +28,6 @@ def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
     require_mirrored(cuda.Parameters, "sparse_mla_bwd/params.cuh")
     own, file = cuda.SinkLseParameters, "sparse_mla_bwd/sink_lse.cuh"
     require_mirrored(own, file, "SinkLseParameters", Parameters=cuda.Parameters)
-
-
-def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
-    """A stage compiled under another's number would run, and compute something else."""
-    text = (CUDA / "sparse_mla_bwd" / "stages.cuh").read_text()
-    enumerated = re.search(r"enum Stage \{(.*?)\};", text, re.DOTALL)
-    assert enumerated is not None
-    assert [word.strip() for word in enumerated[1].split(",")] == [
-        *("k" + stage.title().replace("_", "") for stage in STAGES),
-        "kStages",
-    ]
 
 
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
@@ -258,27 +246,6 @@ def test_a_float32_dkv_may_have_any_strides(heads: int) -> None:
         assert (record.sums_token, record.dkv_token_bytes) == (576, step * 4)
 
 
-def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
-    """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
-    scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
-    assert len(scans) == 1
-    attention = [source for source in plan.sources() if dict(source.defines).get("CUPYMLA_STAGE") == 0]
-    assert len(attention) == 2 * 16 + 8 + 4 + 12  # of neighbours, of packed rows, and of a CTA's
-    blackwell = arch.named("sm_100f")
-    assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
-        blackwell, stage="scan", dtype="float16"
-    )
-
-
-def test_a_cluster_has_stages_of_its_own_for_its_sums() -> None:
-    for stage in ("zero", "round"):
-        alone, pair = (plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS)
-        assert [dict(source.defines)["CUPYMLA_CLUSTER"] for source in (alone, pair)] == [1, 2]
-        assert pair in plan.sources("sm_90a") and alone in plan.sources("sm_90a")
-    for stage in set(STAGES) - {"attention", "zero", "round", "merge"}:
-        assert len({plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS}) == 1, stage
-
-
 def test_a_cluster_makes_a_float32_dkv_from_its_sums() -> None:
     numbers: dict[str, Any] = {"stage": "round", "block_heads": 128}
     made = {dtype: plan.variant(HOPPER, **numbers, dtype=dtype) for dtype in ("bfloat16", "float16", "float32")}
@@ -409,8 +376,8 @@ def test_neighbours_are_packed_where_that_pays(sizes: dict[str, object], queries
     assert chosen.queries == queries
     attention = [launch for launch in chosen.launches() if launch.stage == "attention"]
     source = chosen.source("attention")
-    packed = stored.KERNEL if chosen.packed else plan.GROUP_KERNEL
-    assert source.entry == (packed if queries > 1 else "sparse_mla_bwd")
+    packed = STORED if chosen.packed else PACKED
+    assert source.entry == (packed if queries > 1 else SINGLE)
     assert not attention or attention[-1].query_end == -(-chosen.tokens // queries)
     assert planned(target=arch.named("sm_100f"), **(MANY | sizes)).queries == 1
 

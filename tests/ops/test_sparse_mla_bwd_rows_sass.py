@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
+from backward_plan_kit import ATTENTIONS, CLUSTER
 from sass_kit import machine_code
 from variants_kit import compiled
 
 from cupymla import build
 from cupymla.build import KernelSource
-from cupymla.ops.sparse_mla_bwd import stored
 
 ADDED = re.compile(r"\bREDG?\.\S*F32x4\b")
 STORED = re.compile(r"\bSTG\.E\.128\b")
@@ -23,7 +23,7 @@ STORED_BY_WORDS = re.compile(r"\bSTG\.E(?!\.(?:64|128))\b")
 
 def attentions() -> list[KernelSource]:
     every = compiled("cupymla.ops.sparse_mla_bwd")
-    return [source for source in every if source.arch == "sm_90a" and ("CUPYMLA_STAGE", 0) in source.defines]
+    return [source for source in every if source.arch == "sm_90a" and source.entry in ATTENTIONS]
 
 
 @pytest.mark.compile
@@ -37,7 +37,7 @@ def test_rows_leave_sixteen_bytes_at_a_time(source: KernelSource, tmp_path: Path
     # Of dQ, by either consumer: 64 heads' columns, eight to a store.
     of_query = d_qk // 16
     assert kept >= (of_query + added if defines.get("CUPYMLA_PARTIALS") else of_query)
-    if source.entry == stored.KERNEL:
+    if source.entry == "sparse_mla_bwd_stored":
         # Of a tile of 64 columns a thread has two rows' sixteen; never added. Of packed queries tiles may be a loop's.
         places = d_qk // 64 if defines["CUPYMLA_QUERIES"] == 1 else 2 * 2
         assert added == 0
@@ -46,7 +46,7 @@ def test_rows_leave_sixteen_bytes_at_a_time(source: KernelSource, tmp_path: Path
         # As below, but eight columns at a time, and never added.
         assert added == 0
         assert kept >= of_query + 2 * (8 + (1 if d_qk > 512 else 0))
-    elif defines.get("CUPYMLA_CLUSTER") == 2:
+    elif source.entry == CLUSTER:
         # Of a block's 64 entries each thread of two consumers has two, of 128 columns of the values and 16 of the RoPE,
         # four at a time; no code is there twice.
         assert added == 2 * (16 + (2 if d_qk > 512 else 0))

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_plan_kit import LISTS, ORDERED, PROBLEM, planned
+from backward_plan_kit import LISTS, ORDERED, PROBLEM, STORED, planned
 from emulated_kit import settings
 from non_finite_kit import NON_FINITE_TOKEN, non_finite, non_finite_problem
 from writer_kit import uses_in_a_call
 
 from cupymla import arch
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import plan, stored
+from cupymla.ops.sparse_mla_bwd import plan, stored, units
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.subjects import Subject
@@ -31,9 +31,9 @@ def test_rows_are_packed_and_so_are_queries(heads: int, queries: int, chunk: int
     assert (chosen.packed, chosen.queries, chosen.chunk) == (True, queries, chunk)
     lists = ["merge"] if queries > 1 else LISTS
     assert [x.stage for x in chosen.launches()] == ["zero", *lists, *["attention", "sum"] * 8, "round"]
-    assert {chosen.source(stage).entry for stage in stored.stages(queries)} == {stored.KERNEL}
-    others = "sparse_mla_bwd" if queries == 1 else plan.GROUP_KERNEL
-    assert {chosen.source(stage).entry for stage in ("zero", "round", "sink")} == {others}
+    others = units.SINGLE if queries == 1 else units.PACKED
+    for stage in ("zero", "round", "sink", *stored.stages(queries)):
+        assert chosen.source(stage).entry == {**others, **units.STORED}[stage].kernel
     sizes = chosen.workspace
     assert sizes.partials is not None and chosen.chunk * queries * 2048 * 576 * 2 <= plan.PARTIAL_BYTES
     assert (sizes.group_words is None, sizes.entry_list is None) == (queries == 1, queries > 1)
@@ -48,7 +48,7 @@ def test_rows_are_packed_and_so_are_queries(heads: int, queries: int, chunk: int
 def test_what_is_stored_in_float32_is_added_by_entries(problem: Any, target: str) -> None:
     chosen = planned(problem, arch.named(target), **MANY, h_q=16)
     assert (chosen.packed, chosen.queries) == (False, 1)
-    assert all(chosen.source(x.stage).entry == "sparse_mla_bwd" for x in chosen.launches())
+    assert all(chosen.source(x.stage).entry == units.SINGLE[x.stage].kernel for x in chosen.launches())
 
 
 # In the interpreter -------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     monkeypatch.setattr(plan, "_MARGIN", 1e9)
     with emulated(multiprocessors=2, seed=3) as made:
         yield made
-        assert stored.KERNEL in made.launched
+        assert STORED in made.launched
 
 
 def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:

@@ -37,7 +37,6 @@ CHOICES = {
         "plan._MARGIN=0.0",
         intents=("stored", "stored_queries"),
         further=(("stored_queries", "plan._MARGIN=1e9"),),
-        beside=("sparse_mla_bwd", "sparse_mla_bwd_packed"),
     ),
     "sparse_mla_bwd_sink_lse": Choice(
         (), intents=("sink_lse",), beside=("sparse_mla_bwd", "sparse_mla_bwd_packed", "sparse_mla_bwd_stored")

@@ -23,7 +23,7 @@ Stage = Literal[
     "sink_lse",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)[:-1]
-"""What the translation units can be compiled to; a stage's place here is its CUPYMLA_STAGE. `sink_lse` has its own."""
+"""Those that have variants, as `sink_lse` has not."""
 
 ATTENDING: tuple[Stage, ...] = ("attention", "p_ds", "dq_dkv")
 """Those of them that take tensor maps, of q and dout among them, and a query's entries."""

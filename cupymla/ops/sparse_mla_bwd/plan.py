@@ -15,8 +15,8 @@ from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
 from ..variants import BOTH, FLAGS, require_choice, require_target
-from . import stored, two_phase
-from .launches import ATTENDING, STAGES, Launch, Stage, Workspace
+from . import stored, two_phase, units
+from .launches import STAGES, Launch, Stage, Workspace
 from .layout import PART_ALIGNMENT, workspace
 from .sizes import all_kv_rows, all_query_groups, all_tokens, fitting, group_word_bytes, list_bytes, partial_bytes
 from .spec import OPERATOR, Problem
@@ -42,17 +42,11 @@ BLOCK_HEADS = (64, 128)
 """Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
 call is bound. The CTAs of a cluster have half of the channels of all of them each."""
 
-FOLDERS = {"sm_90a": "sm90", "sm_100f": "sm100"}
-"""Where each target's kernels lie."""
+ARCHS = ("sm_90a", "sm_100f")
+"""Targets that have kernels."""
 
-SINK_LSE_KERNEL, SINK_LSE_SOURCE = "sparse_mla_bwd_sink_lse", "sparse_mla_bwd/sm90/sparse_mla_bwd_sink_lse.cu"
-"""The kernel of the stage `sink_lse`, which has no variants, and its source for every target."""
-
-GROUP_KERNEL = "sparse_mla_bwd_packed"
-"""The kernel for packed queries."""
-
-GROUP_SOURCES = {"sm_90a": "sparse_mla_bwd/sm90/sparse_mla_bwd_packed.cu"}
-"""Its source for each target that has it."""
+GROUP_ARCHS = ("sm_90a",)
+"""Targets that have kernels for packed queries."""
 
 GROUP_HEADS = {4: 16, 2: 32}
 """How many queries may be packed, and the heads that each of them has room for."""
@@ -62,9 +56,6 @@ GROUP_TOKENS = 1 << 17
 
 GROUP_ENTRIES = 8192
 """Rows that a list has room for: as `kMaxEntries` there."""
-
-GROUP_STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "merge")
-"""What is compiled from that source."""
 
 ORDER_STAGES: tuple[Stage, ...] = ("sort", "scatter")
 """What there is only for queries that take their rows in the order of tokens."""
@@ -111,7 +102,6 @@ _L2_BYTES = 50e6  # of an H200
 _ELEMENTS = (*DTYPES, "float32")  # by their CUPYMLA_FP16
 _PACKED = 2  # the CUPYMLA_PARTIALS of rows by 16 bits a column
 _PACKED_STAGES: tuple[Stage, ...] = ("attention", "dq_dkv", "sum")
-_CLUSTER_STAGES = ("zero", "round")  # beside the attention, that clusters on sm_90a have of their own
 
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
 _LIST_CTA_ROWS = 256  # that a CTA of `clear` takes at a time
@@ -187,7 +177,7 @@ class Plan:
         """What to compile for a stage."""
         shared = self.problem.shared
         if stage == "sink_lse":
-            return KernelSource(SINK_LSE_SOURCE, SINK_LSE_KERNEL, (), self.arch.name)
+            return units.SINGLE[stage].source(self.arch.name, {})
         if self.packed and not self.is_cluster and stage in stored.stages(self.queries):
             return stored.variant(self.arch, stage, shared.d_qk, shared.dtype, self.queries)
         written = self.problem.dkv_dtype if stage == "round" else shared.dtype
@@ -279,7 +269,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if is_cluster and shared.topk > CLUSTER_TOPK:
         wanted = f"{OPERATOR} with a topk of {shown(shared.topk)} and {shared.h_q} heads"
         raise UnsupportedError(wanted, arch.name, f"up to {CLUSTER_TOPK} with more than {CTA_HEADS} heads")
-    packable = _packable_queries(problem) if arch.name in GROUP_SOURCES else ()
+    packable = _packable_queries(problem) if arch.name in GROUP_ARCHS else ()
     queries = next((n for n in packable if packs_queries(problem, n, multiprocessors)), 1)
     query_groups = all_query_groups(problem, queries)
     block_heads = GROUP_HEADS.get(queries, block_heads)
@@ -374,7 +364,7 @@ def packs_rows(problem: Problem, arch_name: str) -> bool:
         and problem.dkv_dtype != "float32"
         and shared.h_q <= BLOCK_HEADS[1]
         and shared.topk <= PACKED_TOPK
-        and arch_name in stored.SOURCES
+        and arch_name in stored.ARCHS
         and (stored.PACKS_ROWS or shared.h_q > CTA_HEADS)
     )
 
@@ -407,7 +397,7 @@ def _group_list_bytes(problem: Problem, queries: int) -> int:
 def _further_lists_limit(problem: Problem, tokens: int) -> int:
     """What lists of entries take at most where those of several chunks are made at once."""
     smallest = max(1, PARTIAL_BYTES // partial_bytes(problem, False) // 2)  # chunk, in whole waves of CTAs
-    if any(_can_take_phases(problem, name) for name in FOLDERS):
+    if any(_can_take_phases(problem, name) for name in ARCHS):
         smallest = min(smallest, max(1, two_phase.P_DS_BYTES // two_phase.p_ds_bytes(problem) // 2))
     return (
         min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * all_kv_rows(problem))) + 1024
@@ -419,9 +409,9 @@ def workspace_limit(problem: Problem) -> int:
     shared = problem.shared
     tokens, sizes = all_tokens(problem), []
     in_runs = shared.h_q > CTA_HEADS  # on sm_90a
-    p_ds_bytes, can_take_phases = two_phase.p_ds_bytes(problem), any(_can_take_phases(problem, n) for n in FOLDERS)
+    p_ds_bytes, can_take_phases = two_phase.p_ds_bytes(problem), any(_can_take_phases(problem, n) for n in ARCHS)
     if shared.options.deterministic:
-        for packed in {packs_rows(problem, name) for name in FOLDERS}:
+        for packed in {packs_rows(problem, name) for name in ARCHS}:
             chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, 1)
             for in_phases in {False, can_take_phases}:
                 # P and dS are stored for as many queries as partial sums.
@@ -455,7 +445,7 @@ def variant(
     packed: bool = False,
     queries: int = 1,
 ) -> KernelSource:
-    """One kernel. Definitions that a stage does not depend on are the same in all of its variants.
+    """One kernel. What its translation unit does not take (`units`) makes no variant of it.
 
     Args:
         arch: the target.
@@ -474,10 +464,10 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    require_target(OPERATOR, arch, FOLDERS, BOTH)
+    require_target(OPERATOR, arch, ARCHS, BOTH)
     choices = {"stage": (stage, STAGES), "d_qk": (d_qk, D_QK), "block_heads": (block_heads, BLOCK_HEADS)}
     require_choice(OPERATOR, **choices, partials=(partials, FLAGS), packed=(packed, FLAGS))
-    counts = (1, *GROUP_HEADS) if arch.name in GROUP_SOURCES else (1,)
+    counts = (1, *GROUP_HEADS) if arch.name in GROUP_ARCHS else (1,)
     require_choice(OPERATOR, f" on {arch.name}", queries=(queries, counts))
     is_cluster = queries == 1 and _is_cluster(arch.name, block_heads)
     if packed and not (is_cluster and partials):
@@ -492,46 +482,47 @@ def variant(
         raise InputError("stage", expected, shown(stage), OPERATOR)
     if stage in two_phase.STAGES and partials and not packed:
         raise InputError("partials", f"False, or packed as well, with stage={stage!r}", shown(partials), OPERATOR)
-    attends = stage in ATTENDING
-    wide = attends or stage in ("zero", "round", "sum")
-    heads = block_heads if stage == "attention" or (is_cluster and stage in _CLUSTER_STAGES) else BLOCK_HEADS[0]
-    defines = (
-        ("CUPYMLA_STAGE", STAGES.index(stage)),
-        ("CUPYMLA_D_QK", d_qk if wide else 576),
-        ("CUPYMLA_FP16", _ELEMENTS.index(dtype) if attends or stage == "round" else 0),
-        ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
-        ("CUPYMLA_PARTIALS", _PACKED if packed and stage in _PACKED_STAGES else int(partials and stage == "attention")),
-    )
-    return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
+    values = {
+        "D_QK": d_qk,
+        "FP16": _ELEMENTS.index(dtype),
+        "HEADS": block_heads,
+        "PARTIALS": _PACKED if packed else int(partials),
+        "CHUNKS": int(arch.name in MANY_LISTS_ARCHS),
+    }
+    return _unit(arch.name, stage, is_cluster, packed).source(arch.name, values)
+
+
+def _unit(arch_name: str, stage: str, is_cluster: bool, packed: bool) -> units.Unit:
+    """What a stage of queries that take their rows by themselves is compiled from."""
+    if packed and stage == "sum":
+        return units.CLUSTER_SUM
+    own = units.CLUSTER if is_cluster else units.BLACKWELL if arch_name == "sm_100f" else {}
+    return own.get(stage, units.SINGLE[stage])
 
 
 def _group_variant(arch: Arch, stage: str, d_qk: int, dtype: str, partials: bool, queries: int) -> KernelSource:
     """A kernel for packed queries, of checked numbers."""
-    if partials or stage not in GROUP_STAGES:
+    unit = units.PACKED.get(stage)
+    if partials or unit is None:
         argument, got = ("partials", shown(partials)) if partials else ("stage", shown(stage))
-        expected = "False" if partials else "one of " + ", ".join(GROUP_STAGES)
+        expected = "False" if partials else "one of " + ", ".join(units.PACKED)
         raise InputError(argument, f"{expected} with queries={queries}", got, OPERATOR)
-    defines = (
-        ("CUPYMLA_STAGE", STAGES.index(stage)),
-        ("CUPYMLA_D_QK", 576 if stage in ("sink", "merge") else d_qk),
-        ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("attention", "zero", "round"))),
-        ("CUPYMLA_QUERIES", queries if stage in ("attention", "merge") else min(GROUP_HEADS)),
-    )
-    return KernelSource(GROUP_SOURCES[arch.name], GROUP_KERNEL, defines, arch.name)
+    values = {"D_QK": d_qk, "FP16": _ELEMENTS.index(dtype), "QUERIES": queries, "FIXED_ORDER": 0}
+    return unit.source(arch.name, values)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel, of one target or of all."""
     found = (
         variant(arches.named(name), stage=stage, d_qk=d_qk, dtype=dtype, **numbers)
-        for name in FOLDERS
+        for name in ARCHS
         if arch_name in (None, name)
         for d_qk in D_QK
         for stages, numbers in _variants(name)
         for stage in stages
         for dtype in _dtypes(stage, _is_cluster(name, numbers["block_heads"]))
     )
-    alone = (KernelSource(SINK_LSE_SOURCE, SINK_LSE_KERNEL, (), n) for n in FOLDERS if arch_name in (None, n))
+    alone = (units.SINGLE["sink_lse"].source(n, {}) for n in ARCHS if arch_name in (None, n))
     return (*dict.fromkeys(found), *stored.sources(arch_name), *alone)
 
 
@@ -553,7 +544,7 @@ def _single_stages(arch_name: str) -> tuple[Stage, ...]:
     return tuple(stage for stage in STAGES if stage not in left_out)
 
 
-def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]]:
+def _variants(arch_name: str) -> Iterator[tuple[Iterable[str], dict[str, Any]]]:
     """What there is of a target beside types: stages, and further numbers of their variants."""
     for block_heads in BLOCK_HEADS:
         for partials in (False, True):
@@ -561,5 +552,5 @@ def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]
             yield stages, {"block_heads": block_heads, "partials": partials}
     if _is_cluster(arch_name, BLOCK_HEADS[1]):
         yield _PACKED_STAGES, {"block_heads": BLOCK_HEADS[1], "partials": True, "packed": True}
-    for queries in GROUP_HEADS if arch_name in GROUP_SOURCES else ():
-        yield GROUP_STAGES, {"block_heads": BLOCK_HEADS[0], "queries": queries}
+    for queries in GROUP_HEADS if arch_name in GROUP_ARCHS else ():
+        yield units.PACKED, {"block_heads": BLOCK_HEADS[0], "queries": queries}

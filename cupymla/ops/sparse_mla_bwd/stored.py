@@ -14,13 +14,11 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ..mla import D_QK, DTYPES
-from .launches import STAGES, Stage
+from . import units
+from .launches import Stage
 
-KERNEL = "sparse_mla_bwd_stored"
-"""The kernel's name."""
-
-SOURCES = {"sm_90a": "sparse_mla_bwd/sm90/sparse_mla_bwd_stored.cu"}
-"""Its source for each target that has it."""
+ARCHS = ("sm_90a",)
+"""Targets that have its kernels."""
 
 PACKS_ROWS = True
 """Whether it is chosen where it can be."""
@@ -30,20 +28,14 @@ QUERIES = (1, 2, 4)
 
 
 def stages(queries: int) -> tuple[Stage, ...]:
-    """What is compiled from that source, for so many packed queries; other stages are as without stored rows."""
+    """What has kernels of its own, for so many packed queries; other stages are as without stored rows."""
     return ("attention", "sum", "merge") if queries > 1 else ("attention", "sum")
 
 
 def variant(arch: Arch, stage: Stage, d_qk: int, dtype: str, queries: int) -> KernelSource:
-    """One kernel, of numbers that a plan has. Definitions that a stage does not depend on are the same in all of its
-    variants."""
-    defines = (
-        ("CUPYMLA_STAGE", STAGES.index(stage)),
-        ("CUPYMLA_D_QK", 576 if stage == "merge" else d_qk),
-        ("CUPYMLA_FP16", int(dtype == "float16" and stage == "attention")),
-        ("CUPYMLA_QUERIES", queries),
-    )
-    return KernelSource(SOURCES[arch.name], KERNEL, defines, arch.name)
+    """One kernel, of numbers that a plan has."""
+    values = {"D_QK": d_qk, "FP16": DTYPES.index(dtype), "QUERIES": queries, "FIXED_ORDER": 1}
+    return units.STORED[stage].source(arch.name, values)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
@@ -52,7 +44,7 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 
 def _sources(arch_name: str | None) -> Iterator[KernelSource]:
-    for name in SOURCES:
+    for name in ARCHS:
         if arch_name not in (None, name):
             continue
         for queries in QUERIES:

@@ -1,0 +1,36 @@
+// Sparse MLA attention, gradients: the attention of a 2-CTA cluster to a query, for Hopper.
+// The mathematics are in cupymla/ops/sparse_mla_bwd/README.md.
+#include "../../common/element.cuh"
+#include "../../common/entry.cuh"
+#include "cluster_attention.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "this kernel is for sm_90a"
+#endif
+
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_PARTIALS: 1 where every entry's dKV
+// row is stored on its own, 2 where it is packed as well.
+
+namespace cupymla::sparse_mla_bwd {
+
+using ThisConfig = ClusterConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+using ThisStorage = ClusterStorage<ThisConfig>;
+
+}  // namespace cupymla::sparse_mla_bwd
+
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::ThisConfig::kThreads, 1)
+    sparse_mla_bwd_cluster(
+        const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,
+        const __grid_constant__ cupymla::TensorMap rope_map,
+        const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
+  using namespace cupymla::sparse_mla_bwd;
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  attention<ThisConfig, cupymla::Element>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map,
+                                          dout_map, rope_map);
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::ThisConfig::kThreads, cluster = 2,
+                     smem_bytes = sizeof(cupymla::sparse_mla_bwd::ThisStorage),
+                     parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
+                     block_heads = 128,
+                     warpgroup_registers = cupymla::sparse_mla_bwd::ThisConfig::kWarpgroupRegisters);
