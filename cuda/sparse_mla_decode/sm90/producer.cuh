@@ -1,7 +1,7 @@
 // The producer warpgroup: brings in Q and the selected rows of both caches as blocks of swizzled tiles, and says which
 // entries are valid. Each warp serves sixteen consecutive entries of a block of 64: lane l looks for the row of entry
-// l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. shared_producer.cuh has what is
-// different where two CTAs share rows.
+// l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. shared_producer.cuh has what
+// is different where two CTAs share rows.
 #pragma once
 
 #include "../../common/async_copy.cuh"

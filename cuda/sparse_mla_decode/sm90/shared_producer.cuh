@@ -1,6 +1,6 @@
-// The producer where two CTAs of neighbouring heads take the same blocks: each converts half of a block's rows, for both.
-// A warp brings in eight rows, and looks at the validity of eight more, which the other CTA's same warp brings in. Rows
-// come into registers while the block before is converted: so no buffer is waited for before memory is.
+// The producer where two CTAs of neighbouring heads take the same blocks: each converts half of a block's rows, for
+// both. A warp brings in eight rows, and looks at the validity of eight more, which the other CTA's same warp brings in.
+// Rows come into registers while the block before is converted: so no buffer is waited for before memory is.
 #pragma once
 
 #include "producer.cuh"
@@ -149,8 +149,8 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     }
   }
 
-  // Says that this thread's rows of a part are in, and one thread what comes from the other CTA. With the last part come
-  // the validity words, of all rows.
+  // Says that this thread's rows of a part are in, and one thread what comes from the other CTA. With the last part
+  // come the validity words, of all rows.
   __device__ __forceinline__ void tell(int part, int stage, uint32_t valid_lanes) const {
     constexpr uint32_t kOtherBytes = Config::kTileBytes / 2;  // of a tile
     if (part == kLastPart && lane == 0) {
