@@ -1,6 +1,6 @@
 // The producer where two CTAs of neighbouring heads take the same blocks: each converts half of a block's rows, for
-// both. A warp brings in eight rows, and looks at the validity of eight more, which the other CTA's same warp brings in.
-// Rows come into registers while the block before is converted: so no buffer is waited for before memory is.
+// both. A warp brings in eight rows, and looks at the validity of eight more, which the other CTA's same warp brings
+// in. Rows come into registers while the block before is converted: so no buffer is waited for before memory is.
 #pragma once
 
 #include "producer.cuh"
