@@ -195,12 +195,17 @@ def _model_rows(content: Mapping[str, Any]) -> dict[str, tuple[ModelRow | None, 
     return found
 
 
+def _recorded_models() -> dict[str, Any]:
+    """What `python -m cupymla_lab models` wrote last; no rows where it has not."""
+    file = newest("models")
+    return {"rows": []} if file is None else json.loads(file.read_text(encoding="utf-8"))
+
+
 def models() -> str:
     """What transformers' models take alone and with cupymla, as `python -m cupymla_lab models` wrote it."""
-    file = newest("models")
-    if file is None:
+    content = _recorded_models()
+    if not content["rows"]:
         return report.marked_text("models", "No run is recorded yet.")
-    content = json.loads(file.read_text(encoding="utf-8"))
     cells = [
         [work, _cost(own), _cost(ours), _faster(own, ours, 1)] for work, (own, ours) in _model_rows(content).items()
     ]
@@ -210,9 +215,8 @@ def models() -> str:
 
 def model_errors() -> str:
     """Errors of families with cupymla and of their own bfloat16 code, as `python -m cupymla_lab models` wrote them."""
-    file = newest("models")
-    content = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
-    rows = [row for row in content.get("rows", ()) if row["what"] == "error" and "logits_ours" in row]
+    content = _recorded_models()
+    rows = [row for row in content["rows"] if row["what"] == "error" and "logits_ours" in row]
     if not rows:
         return report.marked_text("model_errors", "No run is recorded yet.")
     cells = [
@@ -240,9 +244,7 @@ def _runs(content: Mapping[str, Any]) -> str:
 
 def _of_models(*works: str) -> list[list[str]]:
     """Rows of the README's table: two layers of a model of transformers, with cupymla and alone."""
-    file = newest("models")
-    assert file is not None
-    found = _model_rows(json.loads(file.read_text(encoding="utf-8")))
+    found = _model_rows(_recorded_models())
     cells = []
     for work in works:
         own, ours = found[work]

@@ -81,6 +81,14 @@ def median_ms(run: Callable[[], object], wait: Callable[[], object]) -> float:
     return statistics.median(samples[WARM_UP:])
 
 
+def mesh_of(devices: int) -> Any:
+    """The first so many JAX devices, along the axis "context"."""
+    import jax
+
+    kinds = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((devices,), ("context",), axis_types=kinds, devices=jax.devices()[:devices])
+
+
 def measure_jax(problem: Problem, devices: int) -> float:
     """One process, a mesh of that many devices."""
     import jax
@@ -88,9 +96,7 @@ def measure_jax(problem: Problem, devices: int) -> float:
 
     from cupymla.interop.jax import parallel
 
-    mesh = jax.make_mesh(
-        (devices,), ("context",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
-    )
+    mesh = mesh_of(devices)
     rows = jax.sharding.NamedSharding(mesh, jax.P("context"))
 
     def make(key: Any) -> tuple[Any, Any, Any]:
@@ -116,9 +122,7 @@ def measure_layer(problem: Layer, devices: int) -> float:
 
     from cupymla.interop.jax import dsa
 
-    mesh = jax.make_mesh(
-        (devices,), ("context",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
-    )
+    mesh = mesh_of(devices)
     whole, tokens = jax.P(), jax.P(None, "context")
     conventions = dsa.conventions("deepseek_v32", topk=problem.topk, scale=(problem.channels + 64) ** -0.5)
 
