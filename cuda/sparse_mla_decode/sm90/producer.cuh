@@ -160,12 +160,14 @@ struct Producer {
     const uint8_t* data[kPasses];
   };
 
+  // Of what a lane has of each row: as many bytes as its neighbours.
+  template <uint32_t kLaneBytes = kCopyBytes>
   __device__ __forceinline__ Places places_of(const Row& row) const {
     Places places;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const uint64_t address = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row.data), entry_of(pass));
-      places.data[pass] = reinterpret_cast<const uint8_t*>(address) + chunk * kCopyBytes;
+      places.data[pass] = reinterpret_cast<const uint8_t*>(address) + chunk * kLaneBytes;
     }
     return places;
   }
@@ -185,15 +187,12 @@ struct Producer {
     }
   }
 
-  // Scales of a tile's entries, where those of the tile before are others.
+  // Scales of a tile's entries, and of all tiles whose scales are in the same words.
   __device__ __forceinline__ void take_scales(const Scales<Cache>& scales, uint32_t (&scale_words)[kPasses],
                                               int tile) const {
-    if constexpr (kFolds) {
-      if (tile % Cache::kWordTiles != 0) return;
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[tile / Cache::kWordTiles], entry_of(pass));
-      }
+    for (int pass = 0; pass < kPasses; ++pass) {
+      scale_words[pass] = __shfl_sync(0xffffffffu, scales.of[tile / Cache::kWordTiles], entry_of(pass));
     }
   }
 
@@ -401,7 +400,7 @@ struct Producer {
         Codes next;
         if (tile + 1 < Cache::kCodeTiles) read(next, stage, tile + 1);
         __syncwarp();  // all lanes have read what waits where this tile goes
-        take_scales(scales, scale_words, tile);
+        if (kFolds && tile % Cache::kWordTiles == 0) take_scales(scales, scale_words, tile);
         convert(codes, scales, scale_words, nan, destination, to_tile, tile);
         codes = next;
       }

@@ -10,12 +10,15 @@ namespace cupymla::sparse_mla_decode {
 template <typename Config, typename Cache, typename Element>
 struct SharedProducer : Producer<Config, Cache, Element> {
   using Base = Producer<Config, Cache, Element>;
+  using typename Base::Places;
   using typename Base::State;
   using typename Base::Storage;
   using Base::chunk, Base::kLastPart, Base::kPasses, Base::lane, Base::storage, Base::warp;
   static constexpr int kWideTile = Cache::kCodeTiles;  // the last one, of bf16
+  static constexpr uint32_t kCodes = 8;                // of a lane, in each tile
 
   static_assert(Config::kSharers == 2 && Base::kOwnKeys == 8 && !Config::kSmallHead);
+  static_assert(Cache::kWordTiles % 2 == 0 && Config::part_begin(1) == 2, "a part's scales are in the same words");
   static_assert(Base::kFolds && Cache::kTiles == kWideTile + 1, "other rows do not fit in registers");
 
   // What a lane has of a block: eight codes of each tile and pass, and eight bf16.
@@ -25,22 +28,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
   };
 
   using Base::Base;
-
-  // The places of a lane's codes.
-  struct Places {
-    const uint8_t* data[kPasses];
-  };
-
-  __device__ __forceinline__ Places places_of(const Row& row) const {
-    Places places;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const uint64_t address =
-          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(row.data), this->entry_of(pass));
-      places.data[pass] = reinterpret_cast<const uint8_t*>(address) + chunk * 8;
-    }
-    return places;
-  }
 
   static __device__ __forceinline__ uint32_t low_of(uint64_t both) { return static_cast<uint32_t>(both); }
   static __device__ __forceinline__ uint32_t high_of(uint64_t both) { return static_cast<uint32_t>(both >> 32); }
@@ -61,17 +48,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
           if (valid) load_row_8(rows.wide[pass][i], from + i * 8);
         }
       }
-    }
-  }
-
-  // What multiplies the codes of a part of this lane's entries: a word has the scales of all its tiles.
-  __device__ __forceinline__ void take_scales_of_part(const Scales<Cache>& scales, uint32_t (&scale_words)[kPasses],
-                                                      int part) const {
-    static_assert(Cache::kWordTiles % 2 == 0 && Config::part_begin(1) == 2);
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      scale_words[pass] =
-          __shfl_sync(0xffffffffu, scales.of[Config::part_begin(part) / Cache::kWordTiles], this->entry_of(pass));
     }
   }
 
@@ -182,14 +158,14 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     Scales<Cache> scales;
     scales.load(row, this->is_own());
     Rows rows;
-    const Places first = places_of(row);
+    const Places first = this->template places_of<kCodes>(row);
 #pragma unroll
     for (int tile = 0; tile < Cache::kTiles; ++tile) load(rows, first, valid_lanes, tile);
     for (int32_t block = begin; block < end; ++block) {
       const auto buffer = this->take_buffer(state, phases, block);
       const int stage = buffer.stage(0);
       const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
-      const Places places = places_of(next);
+      const Places places = this->template places_of<kCodes>(next);
       Scales<Cache> next_scales;
       next_scales.load(next, this->is_own());
       uint32_t scale_words[kPasses];
@@ -199,7 +175,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
         const bool any = odd || __any_sync(0xffffffffu, has_nan_code(rows, part));
         this->enter(part, buffer);
         const Buffers buffers(storage, part, stage);
-        take_scales_of_part(scales, scale_words, part);
+        this->take_scales(scales, scale_words, Config::part_begin(part));
         const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
         if (!any) {
 #pragma unroll
