@@ -86,8 +86,12 @@ class Call:
 
     def check(self) -> None:
         """Send the call through the operator's validation, with addresses that nobody reads. Raises InputError."""
+        self.problem()
+
+    def problem(self) -> Any:
+        """The operator's problem that the call is. Raises InputError."""
         declaration = declared(self.name)
-        declaration.calls().read(**declaration.arguments(_placed(self), dict(self.options)))
+        return declaration.calls().read(**declaration.arguments(_placed(self), dict(self.options)))[1]
 
 
 def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
@@ -128,9 +132,9 @@ def complete(declaration: Declaration, arrays: Arrays, options: Options) -> Resu
     if not declaration.has_workspace or not all(isinstance(n, int) for each in facts for n in each.shape):
         return results
     plan: Any = import_module(f"cupymla.ops.{declaration.name}.plan")
-    made = Call(declaration.name, tuple(arrays.items()), (), ())
-    _, problem = declaration.calls().read(**_placed(made), **declaration.passed(options))
-    size = plan.workspace_limit(problem)
+    # With its results, of which an operator may be asked for one by giving it a place.
+    made = Call(declaration.name, tuple(arrays.items()), tuple(results.items()), tuple(options.items()))
+    size = plan.workspace_limit(made.problem())
     if not size and declaration.replayable:
         return results
     return {**results, "workspace": Facts((size,), "uint8")}

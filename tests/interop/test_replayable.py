@@ -10,9 +10,11 @@ import pytest
 from interop_kit import Problem, facts_of, operator_problems, related_problems
 
 from cupymla import arch as arches
-from cupymla.interop.call import complete
+from cupymla.interop.call import Call, complete
+from cupymla.interop.declaration import Facts
 from cupymla.interop.table import DECLARATIONS
 from cupymla.ops import registry
+from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing.operators import as_tuple
 from cupymla_lab.emulated import emulated
 
@@ -68,3 +70,26 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
     if problem.declaration.replayable or problem.declaration.has_workspace:
         assert len(made) == fresh, made
     assert len(made) >= fresh
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_compiled_backward_has_room_for_all_that_it_is_asked_for(heads: int, asked: bool) -> None:
+    """The attention distribution of packed queries takes memory too; on an H200 the call failed for want of it."""
+    shape = (8, 1024, heads)
+    arrays = {
+        "dout": Facts((*shape, 512), "bfloat16"),
+        "q": Facts((*shape, 576), "bfloat16"),
+        "kv": Facts((8, 1024, 576), "bfloat16"),
+        "out": Facts((*shape, 512), "bfloat16"),
+        "lse": Facts(shape, "float32"),
+        "indices": Facts((8, 1024, 64), "int32"),
+    }
+    declaration = next(each for each in DECLARATIONS if each.name == "sparse_mla_bwd")
+    options = {n: p.default for n, p in declaration.options.items()} | {"return_attn_dist": asked}
+    results = complete(declaration, arrays, options)
+    assert ("attn_dist" in results) is asked
+    made = Call(declaration.name, tuple(arrays.items()), tuple(results.items()), tuple(options.items()))
+    needed = [plan.plan(made.problem(), arches.named("sm_90a"), n).workspace.bytes for n in (1, 78, 132)]
+    assert made.problem().has_attn_dist is asked
+    assert max(needed) <= results["workspace"].shape[0]
