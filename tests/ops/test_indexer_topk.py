@@ -117,9 +117,10 @@ def test_every_row_has_one_chunk_that_fits(queries: int, keys: int, batch: int) 
     assert held == 1 or plan.workspace_limit(made) <= plan.CHUNK_BYTES
 
 
-def test_chunks_are_of_about_equal_size() -> None:
-    sizes = [part.rows for part in plan.chunks(problem(4096, 131072))]
-    assert len(sizes) == 11 and max(sizes) == 376 and min(sizes) == 336
+@pytest.mark.parametrize(("keys", "parts", "rows"), [(4096, 1, 4096), (32768, 4, 1024), (131072, 16, 256)])
+def test_chunks_are_of_about_equal_size_and_of_whole_waves(keys: int, parts: int, rows: int) -> None:
+    sizes = [part.rows for part in plan.chunks(problem(4096, keys))]
+    assert sizes == [rows] * parts
 
 
 @pytest.mark.parametrize("sizes", [(0, 100), (100, 0)])

@@ -1,4 +1,4 @@
-// A consumer warpgroup: every second key tile, with all queries of the query tile.
+// A consumer warpgroup: key tiles in turn with the others, with all queries of the query tile.
 #pragma once
 
 #include "../../common/indexer_score.cuh"
@@ -60,6 +60,8 @@ struct Consumer {
         own_key(warp * 16 + lane / 4 + (lane & 1) * 8 + (Config::kRowTiles == 2 ? (lane & 2) * 32 : 0)),
         own_query(Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? lane / 2 % 2 : 0) {}
 
+  static constexpr uint32_t kNone = Config::kQueryBuffers;
+
   // A bit for each query of the query tile, from this lane's first one on.
   using Queries = conditional_t<Config::kQueries <= 32, uint32_t, uint64_t>;
   static constexpr Queries kAllQueries = ~Queries{0} >> (sizeof(Queries) * 8 - Config::kQueries);
@@ -77,49 +79,64 @@ struct Consumer {
     uint32_t use = 0;  // of this consumer's stages
     Scores scores[2] = {};
     Sums sums = {};
-    RunIterator iterator(params);
-    for (Run run; iterator.next(run); buffers.advance()) {
-      storage.q_full[buffers.stage].wait(buffers.full);
-      const Visible visible(run, storage.any[buffers.stage]);
+    // Of the tile whose last group is still to be summed, and its last two to be written, in the query buffer `held`.
+    // Where there is none, nothing is written.
+    Target before{params.logits, 1.0f, 0, 0};
+    uint32_t held = kNone;
+    for (;; buffers.advance()) {
+      const uint32_t buffer = buffers.stage;
+      storage.q_full[buffer].wait(buffers.full);
+      const Run& run = storage.runs[buffer];
+      int32_t tile = run.first_of(warpgroup_idx);
+      const int32_t end = run.end;
+      if (tile >= end) {
+        // The buffer that is held may be the one that the next run waits for.
+        if (held != kNone) {
+          write(sums, before, Config::kGroups - 2);
+          sum_heads(scores[1], Weights(storage, held, Config::kGroups - 1, lane), sums);
+          write(sums, before, Config::kGroups - 1);
+          before.written = 0;
+          free_queries(held);
+          held = kNone;
+        }
+        if (run.batch < 0) break;
+      }
       const int32_t queries = min(Config::kQueries, params.queries - run.first_query());
       float* logits = params.logits + run.batch * params.logits_batch + run.first_query() * params.logits_query;
-      fill(logits, queries, run.first, visible.first);
-      fill(logits, queries, visible.end, run.end);
+      fill(run, logits, queries);
+      if (tile >= end) {
+        free_queries(buffer);
+        continue;
+      }
+      if (held == kNone) held = buffer;
       // The same in all lanes: computed once per warp.
-      const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffers.stage][0]), 0));
+      const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffer][0]), 0));
 
-      // Of the tile whose last group is still to be summed, and its last two to be written. Before the first one there
-      // is none: nothing is written.
-      Target before{logits, 1.0f, 0, 0};
-      for (int32_t tile = visible.first + warpgroup_idx; tile < visible.end; tile += Config::kConsumers) {
-        const Target target = make_target(run, buffers.stage, tile, logits, queries);
+      for (; tile < end; tile += Config::kConsumers) {
+        const Target target = make_target(run.batch, buffer, tile, logits, queries);
         load_keys(use);
 #pragma unroll
         for (int group = 0; group < Config::kGroups; ++group) {
           const int last = (group + Config::kGroups - 1) % Config::kGroups;
           const int older = (group + 2 * Config::kGroups - 2) % Config::kGroups;
           // Loads of weights are under way while the products are issued.
-          const Weights weights(storage, buffers.stage, last, lane);
+          const Weights weights(storage, group == 0 ? held : buffer, last, lane);
           issue(scores[group % 2], heads, group);
           if (group == 0) free_keys(use++);
           sm90::wgmma_wait<1>();
           fence_operands(scores[last % 2]);
           write(sums, group < 2 ? before : target, older);
           sum_heads(scores[last % 2], weights, sums);
+          if (group == 0 && held != buffer) {
+            free_queries(held);
+            held = buffer;
+          }
         }
         // The last group's product reads the keys: the next ones have to wait for it, its sums have not.
         sm90::wgmma_wait<0>();
         fence_operands(scores[1]);
         before = target;
       }
-      // Where no query sees a key of the run, there are no weights.
-      if (visible.first < visible.end) {
-        write(sums, before, Config::kGroups - 2);
-        sum_heads(scores[1], Weights(storage, buffers.stage, Config::kGroups - 1, lane), sums);
-        write(sums, before, Config::kGroups - 1);
-      }
-      __syncwarp();
-      if (lane == 0) storage.q_free[buffers.stage].arrive();
     }
   }
 
@@ -134,17 +151,25 @@ struct Consumer {
     for (int i = 0; i < Config::kRowTiles; ++i) sm90::warpgroup_fence_operand(scores[i]);
   }
 
-  // Key tiles that no query sees, every second one.
-  __device__ __forceinline__ void fill(float* logits, int32_t queries, int32_t first, int32_t end) const {
+  // Fills key tiles that no query sees, each consumer some.
+  __device__ __forceinline__ void fill(const Run& run, float* logits, int32_t queries) const {
     const int thread = static_cast<int>(threadIdx.x) % Config::kWarpgroup;
-    for (int32_t tile = first; tile < end; ++tile) {
-      if (tile % Config::kConsumers != warpgroup_idx) continue;
+    const int32_t end = run.fill_end;
+    for (int32_t number = run.fill_first; number < end; ++number) {
+      if (number % Config::kConsumers != warpgroup_idx) continue;
+      const int32_t tile = number + (number < run.skip_first ? 0 : run.skipped);
       const int32_t key = tile * Config::kKeyRows + thread % Config::kKeyRows;
       if (key >= params.keys) continue;
       for (int query = thread / Config::kKeyRows; query < queries; query += Config::kWarpgroup / Config::kKeyRows) {
         logits[query * params.logits_query + key] = negative_infinity();
       }
     }
+  }
+
+  // Lets go of a query buffer: all that is read of it has been.
+  __device__ __forceinline__ void free_queries(uint32_t buffer) const {
+    __syncwarp();
+    if (lane == 0) storage.q_free[buffer].arrive();
   }
 
   // Waits for this consumer's next key tile and takes in a warp's fragments of it.
@@ -173,13 +198,13 @@ struct Consumer {
     if (lane == 0) storage.k_free[key_stage(use, warpgroup_idx)].arrive();
   }
 
-  __device__ __forceinline__ Target make_target(const Run& run, uint32_t buffer, int32_t tile, float* logits,
+  __device__ __forceinline__ Target make_target(int32_t batch, uint32_t buffer, int32_t tile, float* logits,
                                                 int32_t queries) const {
     const int32_t key = tile * Config::kKeyRows + own_key;
     Target target{logits + own_query * params.logits_query + key, 1.0f, kAllQueries, 0};
     if (key < params.keys) {
       if (params.k_scale != nullptr) {
-        target.k_scale = params.k_scale[run.batch * params.k_scale_batch + key * params.k_scale_key];
+        target.k_scale = params.k_scale[batch * params.k_scale_batch + key * params.k_scale_key];
       }
       // Of a product with the heads of one query, two lanes of four have the sums.
       const bool one_query = Config::kRowTiles == 1 && Config::kGroupQueries == 1;

@@ -25,9 +25,6 @@ struct Parameters {
   int64_t q_start;   // position of query 0, for the causal limit
   int64_t k_stride;  // positions per key, for the causal limit
 
-  int64_t steps;       // key tiles of all query tiles
-  int64_t unit_steps;  // of them a CTA takes at a time
-
   int32_t batch, queries, keys, heads;
   int32_t query_tiles, key_tiles;  // of a batch entry; of a query tile
   int32_t bf16_weights;            // 0: fp32

@@ -1,25 +1,11 @@
 // The warps that load: one query tiles with weights and visible keys, one key tiles.
 #pragma once
 
-#include "../../common/indexer_score.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/tma.cuh"
 #include "work.cuh"
 
 namespace cupymla::indexer_logits {
-
-__device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t batch, int32_t query) {
-  Bounds bounds{0, params.keys};
-  if (params.starts != nullptr) {
-    bounds.begin = max(0, params.starts[batch * params.starts_batch + query * params.starts_query]);
-  }
-  if (params.ends != nullptr) {
-    bounds.end = min(bounds.end, params.ends[batch * params.ends_batch + query * params.ends_query]);
-  }
-  if (params.causal != 0) bounds.end = indexer::causal_end(params.q_start, query, params.k_stride, bounds.end);
-  if (bounds.begin >= bounds.end) bounds = {0, 0};
-  return bounds;
-}
 
 // Puts the weights of a query tile in their places. Several loads are under way at a time: a first query tile would
 // otherwise be waited for as long as a query tile takes.
@@ -66,15 +52,15 @@ __device__ __forceinline__ void load_weights(float* to, const Parameters& params
 __device__ __forceinline__ void load_queries(Storage& storage, const Parameters& params, const TensorMap& q_map) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   Ring<ThisConfig::kQueryBuffers> buffers;
-  RunIterator iterator(params);
-  for (Run run; iterator.next(run); buffers.advance()) {
+  int32_t turn = 0;
+  for (Place place = storage.share; place.length > 0; place.advance(params.query_tiles), buffers.advance()) {
     const uint32_t buffer = buffers.stage;
     storage.q_free[buffer].wait(buffers.free());
-    const int32_t first = run.first_query();
+    const int32_t first = place.query_tile * ThisConfig::kQueries;
     Bounds any{params.keys, 0}, all{0, params.keys};
     for (int query = lane; query < ThisConfig::kQueries; query += 32) {
       const bool there = first + query < params.queries;
-      const Bounds own = there ? visible_keys(params, run.batch, first + query) : Bounds{0, 0};
+      const Bounds own = there ? visible_keys(params, place.batch, first + query) : Bounds{0, 0};
       storage.bounds[buffer][query] = own;
       if (own.begin < own.end) any = {min(any.begin, own.begin), max(any.end, own.end)};
       if (there) all = {max(all.begin, own.begin), min(all.end, own.end)};
@@ -83,35 +69,56 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
     any.end = __reduce_max_sync(0xffffffffu, any.end);
     all.begin = __reduce_max_sync(0xffffffffu, all.begin);
     all.end = __reduce_min_sync(0xffffffffu, all.end);
+
+    const Extent extent(any, params.key_tiles);
+    const int64_t end = min(place.at + place.length, extent.length());
+    const Run run{place.batch,
+                  place.query_tile,
+                  extent.first + extent.scored_before(place.at),
+                  extent.first + extent.scored_before(end),
+                  turn,
+                  extent.filled_before(place.at),
+                  extent.filled_before(end),
+                  extent.first,
+                  extent.scored()};
+    place.length -= end - place.at;
+    place.at = 0;
+    turn = (turn + run.end - run.first) % ThisConfig::kConsumers;
+
+    const bool is_scored = run.first < run.end;
     if (lane == 0) {
-      storage.any[buffer] = any;
       storage.all[buffer] = all;
-    }
-    const Visible visible(run, any);
-    const bool is_seen = visible.first < visible.end;
-    if (lane == 0) storage.q_full[buffer].arrive_and_expect(is_seen ? sizeof(storage.q[buffer]) : 0);
-    if (lane == 0 && is_seen) {
-      for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
-        tma_load_4d(storage.q[buffer][tile], q_map, storage.q_full[buffer],
-                    tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0, first, run.batch);
+      storage.runs[buffer] = run;
+      storage.q_full[buffer].arrive_and_expect(is_scored ? sizeof(storage.q[buffer]) : 0);
+      if (is_scored) {
+        for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
+          tma_load_4d(storage.q[buffer][tile], q_map, storage.q_full[buffer],
+                      tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0, first, run.batch);
+        }
       }
     }
-    if (is_seen && params.bf16_weights != 0) load_weights<true>(storage.weights[buffer], params, run, lane);
-    if (is_seen && params.bf16_weights == 0) load_weights<false>(storage.weights[buffer], params, run, lane);
+    if (is_scored && params.bf16_weights != 0) load_weights<true>(storage.weights[buffer], params, run, lane);
+    if (is_scored && params.bf16_weights == 0) load_weights<false>(storage.weights[buffer], params, run, lane);
     storage.q_full[buffer].arrive();
   }
+  storage.q_free[buffers.stage].wait(buffers.free());
+  if (lane == 0) {
+    storage.runs[buffers.stage] = Run{-1};
+    storage.q_full[buffers.stage].arrive_and_expect(0);
+  }
+  storage.q_full[buffers.stage].arrive();
 }
 
 __device__ __forceinline__ void load_keys(Storage& storage, const Parameters& params, const TensorMap& k_map) {
   Ring<ThisConfig::kQueryBuffers> buffers;
   uint32_t uses = 0;  // eight bits for each consumer
-  RunIterator iterator(params);
-  for (Run run; iterator.next(run); buffers.advance()) {
+  for (;; buffers.advance()) {
     storage.q_full[buffers.stage].wait(buffers.full);
-    const Visible visible(run, storage.any[buffers.stage]);
+    const Run run = storage.runs[buffers.stage];
+    if (run.batch < 0) break;
     storage.q_free[buffers.stage].arrive();
-    uint32_t warpgroup_idx = 0;
-    for (int32_t tile = visible.first; tile < visible.end; ++tile) {
+    uint32_t warpgroup_idx = run.turn;
+    for (int32_t tile = run.first; tile < run.end; ++tile) {
       const uint32_t use = uses >> warpgroup_idx * 8 & 0xffu;
       const uint32_t stage = key_stage(use, warpgroup_idx);
       storage.k_free[stage].wait(key_parity(use) ^ 1u);

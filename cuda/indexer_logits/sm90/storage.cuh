@@ -2,8 +2,8 @@
 //
 // barrier      | arrivals                              | who waits        | what it says
 // -------------+---------------------------------------+------------------+-------------------------------------------
-// q_full[b]    | 32 lanes of the query warp, and one   | consumers, key   | heads of a query tile, weights and visible
-//              | again with TMA's bytes                | warp             | keys are in buffer b
+// q_full[b]    | 32 lanes of the query warp, and one   | consumers, key   | a run, its heads, weights and visible keys
+//              | again with TMA's bytes                | warp             | are in buffer b
 // q_free[b]    | 8 consumer warps, the key warp        | query warp       | buffer b may be refilled
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
@@ -16,7 +16,8 @@
 //                       |                   | group 7 of j - 2: sum, write | group 6: issue
 //                       |                   | group 1: issue               | group 5: sum over heads, write
 //
-// Key tiles that no query of the tile sees are not loaded: consumers write -inf.
+// From run to run it goes on like that: the last group of a run is summed behind the first products of the next, so
+// that its buffer is held until then. Key tiles that no query of the tile sees are not loaded: consumers write -inf.
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -25,7 +26,7 @@
 
 namespace cupymla::indexer_logits {
 
-// Consumers take the key tiles of a run in turn, the first one first, and each has stages of its own. `use` counts a
+// Consumers take key tiles in turn, from run to run, too, and each has stages of its own. `use` counts a
 // consumer's key tiles, of which eight bits are enough.
 __device__ __forceinline__ uint32_t key_stage(uint32_t use, uint32_t warpgroup_idx) {
   return use % ThisConfig::kOwnStages * ThisConfig::kConsumers + warpgroup_idx;
@@ -37,6 +38,34 @@ struct Bounds {
   int32_t begin, end;
 };
 
+// Where a CTA's part of the line of query tiles begins, and how long it is.
+struct Place {
+  int32_t batch, query_tile;
+  int64_t at;  // from the query tile's beginning
+  int64_t length;
+
+  __device__ __forceinline__ void advance(int32_t query_tiles) {
+    if (++query_tile < query_tiles) return;
+    query_tile = 0;
+    ++batch;
+  }
+};
+
+// What a CTA does with one query tile: neighbouring key tiles that it scores, and some that it fills.
+struct Run {
+  int32_t batch, query_tile;  // batch -1: there is no further run
+  int32_t first, end;         // key tiles to be scored
+  int32_t turn;               // the consumer that takes the first one
+  int32_t fill_first, fill_end;  // to be filled, counted without those from `skip_first` on
+  int32_t skip_first, skipped;
+
+  __device__ __forceinline__ int32_t first_query() const { return query_tile * ThisConfig::kQueries; }
+  // The first key tile of a consumer, which takes every kConsumers'th.
+  __device__ __forceinline__ int32_t first_of(int32_t warpgroup_idx) const {
+    return first + (warpgroup_idx - turn + ThisConfig::kConsumers) % ThisConfig::kConsumers;
+  }
+};
+
 struct alignas(1024) Storage {
   uint8_t q[ThisConfig::kQueryBuffers][ThisConfig::kColumnTiles]
            [ThisConfig::kQueries * ThisConfig::kHeads * ThisConfig::kSpan];
@@ -45,8 +74,11 @@ struct alignas(1024) Storage {
   // In the order in which lanes take them: see `weight_place`.
   alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
   Bounds bounds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
-  Bounds any[ThisConfig::kQueryBuffers];  // from the first to the last key that any query of the tile sees
   Bounds all[ThisConfig::kQueryBuffers];  // keys that all of them see
+  Run runs[ThisConfig::kQueryBuffers];
+
+  Place share;
+  int64_t warp_lengths[ThisConfig::kThreads / 32];
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
   Mbarrier k_full[ThisConfig::kKeyStages], k_free[ThisConfig::kKeyStages];

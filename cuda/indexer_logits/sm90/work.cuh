@@ -1,65 +1,112 @@
-// Which key tiles of which query tiles a CTA takes. All of them lie one after another, query tile by query tile, in
-// units. In each round every CTA takes one unit, and in the next round the place of its right neighbour. Were it always
-// the same place, a CTA could get the first keys of all query tiles, which a causal mask leaves visible, and another
-// one the last. All warps iterate alike.
+// Which key tiles of which query tiles a CTA takes. Query tiles lie one after another on a line, each as long as it
+// costs: its beginning, key tiles that some query sees, and those that are filled with -inf. Every CTA takes an equal
+// part of the line.
 #pragma once
 
+#include "../../common/indexer_score.cuh"
 #include "params.cuh"
 #include "storage.cuh"
 
 namespace cupymla::indexer_logits {
 
-// Neighbouring key tiles of one query tile.
-struct Run {
-  int32_t batch, query_tile;
-  int32_t first, end;  // key tiles
+// Lengths on the line. A key tile is filled in about an eighth of the time in which it is scored.
+constexpr int32_t kBeginning = 8, kScored = 8, kFilled = 1;
 
-  __device__ __forceinline__ int32_t first_query() const { return query_tile * ThisConfig::kQueries; }
+__device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t batch, int32_t query) {
+  Bounds bounds{0, params.keys};
+  if (params.starts != nullptr) {
+    bounds.begin = max(0, params.starts[batch * params.starts_batch + query * params.starts_query]);
+  }
+  if (params.ends != nullptr) {
+    bounds.end = min(bounds.end, params.ends[batch * params.ends_batch + query * params.ends_query]);
+  }
+  if (params.causal != 0) bounds.end = indexer::causal_end(params.q_start, query, params.k_stride, bounds.end);
+  if (bounds.begin >= bounds.end) bounds = {0, 0};
+  return bounds;
+}
+
+// Key tiles of a query tile, and where they are on its part of the line.
+struct Extent {
+  int32_t first, end;  // that some query sees, and those between them
+  int32_t key_tiles;
+
+  // `any`: from the first to the last key that any query of the tile sees.
+  __device__ __forceinline__ Extent(const Bounds& any, int32_t key_tiles) : first(0), end(0), key_tiles(key_tiles) {
+    if (any.begin >= any.end) return;
+    first = any.begin / ThisConfig::kKeyRows;
+    end = (any.end + ThisConfig::kKeyRows - 1) / ThisConfig::kKeyRows;
+  }
+
+  __device__ __forceinline__ int32_t scored() const { return end - first; }
+  __device__ __forceinline__ int64_t beginning() const { return end > first ? kBeginning : 0; }
+  __device__ __forceinline__ int64_t length() const {
+    return beginning() + static_cast<int64_t>(scored()) * kScored + (key_tiles - scored()) * kFilled;
+  }
+
+  // Tiles that begin before a place.
+  __device__ __forceinline__ int32_t scored_before(int64_t place) const {
+    const int64_t behind = place - beginning();
+    return behind <= 0 ? 0 : static_cast<int32_t>(min((behind + kScored - 1) / kScored, int64_t{scored()}));
+  }
+  __device__ __forceinline__ int32_t filled_before(int64_t place) const {
+    const int64_t behind = place - beginning() - static_cast<int64_t>(scored()) * kScored;
+    return behind <= 0 ? 0 : static_cast<int32_t>(min((behind + kFilled - 1) / kFilled, int64_t{key_tiles - scored()}));
+  }
 };
 
-struct RunIterator {
-  const Parameters& params;
-  uint32_t round = 0;
-  int32_t left = 0;  // steps of the unit
-  int64_t step = 0;
+__device__ __forceinline__ Extent extent_of(const Parameters& params, int32_t batch, int32_t query_tile) {
+  const int32_t first = query_tile * ThisConfig::kQueries;
+  const int32_t last = min(first + ThisConfig::kQueries, params.queries) - 1;
+  // Limits of their own aside, the last query sees all that the others see.
+  const bool has_limits = params.starts != nullptr || params.ends != nullptr;
+  Bounds any{params.keys, 0};
+#pragma unroll 4
+  for (int32_t query = has_limits ? first : last; query <= last; ++query) {
+    const Bounds own = visible_keys(params, batch, query);
+    if (own.begin < own.end) any = {min(any.begin, own.begin), max(any.end, own.end)};
+  }
+  return {any, params.key_tiles};
+}
 
-  __device__ __forceinline__ explicit RunIterator(const Parameters& params) : params(params) { enter(); }
+// Finds this CTA's part of the line. All threads call it.
+__device__ __forceinline__ void find_share(Storage& storage, const Parameters& params) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int64_t tiles = static_cast<int64_t>(params.batch) * params.query_tiles;
+  const int64_t each = (tiles + ThisConfig::kThreads - 1) / ThisConfig::kThreads;
+  const int64_t first = min(thread * each, tiles);
+  const int32_t own_tiles = static_cast<int32_t>(min(each, tiles - first));
+  Place own{static_cast<int32_t>(first / params.query_tiles), static_cast<int32_t>(first % params.query_tiles), 0, 0};
 
-  // The next run; false where there is none.
-  __device__ __forceinline__ bool next(Run& run) {
-    if (left == 0) {
-      ++round;
-      enter();
+  int64_t length = 0;
+  Place tile = own;
+  for (int32_t i = 0; i < own_tiles; ++i, tile.advance(params.query_tiles)) {
+    length += extent_of(params, tile.batch, tile.query_tile).length();
+  }
+  int64_t up_to = length;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int64_t before = __shfl_up_sync(0xffffffffu, up_to, offset);
+    if (lane >= offset) up_to += before;
+  }
+  if (lane == 31) storage.warp_lengths[warp] = up_to;
+  if (thread == 0) storage.share = {0, 0, 0, 0};
+  __syncthreads();
+  int64_t all = 0;
+  for (int i = 0; i < ThisConfig::kThreads / 32; ++i) {
+    const int64_t theirs = storage.warp_lengths[i];
+    if (i < warp) up_to += theirs;
+    all += theirs;
+  }
+  const int64_t begin = all * blockIdx.x / gridDim.x, end = all * (blockIdx.x + 1) / gridDim.x;
+  int64_t at = up_to - length;
+  if (begin < end && at <= begin && begin < up_to) {
+    for (tile = own;; tile.advance(params.query_tiles)) {
+      const int64_t here = extent_of(params, tile.batch, tile.query_tile).length();
+      if (begin < at + here) break;
+      at += here;
     }
-    if (left == 0) return false;
-    const int64_t tile = step / params.key_tiles;
-    run.batch = static_cast<int32_t>(tile / params.query_tiles);
-    run.query_tile = static_cast<int32_t>(tile % params.query_tiles);
-    run.first = static_cast<int32_t>(step - tile * params.key_tiles);
-    run.end = min(run.first + left, params.key_tiles);
-    left -= run.end - run.first;
-    step += run.end - run.first;
-    return true;
+    storage.share = {tile.batch, tile.query_tile, begin - at, end - begin};
   }
-
- private:
-  __device__ __forceinline__ void enter() {
-    const int64_t unit = static_cast<int64_t>(round) * gridDim.x + (blockIdx.x + round) % gridDim.x;
-    step = unit * params.unit_steps;
-    const int64_t steps = params.steps - step;
-    left = static_cast<int32_t>(steps < 0 ? 0 : steps < params.unit_steps ? steps : params.unit_steps);
-  }
-};
-
-// Key tiles of a run that some query sees, and those around them.
-struct Visible {
-  int32_t first, end;
-
-  __device__ __forceinline__ Visible(const Run& run, const Bounds& any) {
-    first = max(run.first, any.begin / ThisConfig::kKeyRows);
-    end = min(run.end, (any.end + ThisConfig::kKeyRows - 1) / ThisConfig::kKeyRows);
-    if (any.begin >= any.end || first >= end) first = end = run.end;
-  }
-};
+  __syncthreads();
+}
 
 }  // namespace cupymla::indexer_logits

@@ -29,7 +29,7 @@ class Parameters(ctypes.Structure):
         *((f"{name}_{axis}", ctypes.c_int64) for name in _HEADED for axis in ("batch", "query", "head")),
         *((f"k_scale_{axis}", ctypes.c_int64) for axis in ("batch", "key")),
         *((f"{name}_{axis}", ctypes.c_int64) for name in ("starts", "ends", "logits") for axis in ("batch", "query")),
-        *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "steps", "unit_steps")),
+        *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
         *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "heads", "query_tiles", "key_tiles")),
         *((name, ctypes.c_int32) for name in ("bf16_weights", "causal")),
         ("floor", ctypes.c_float),

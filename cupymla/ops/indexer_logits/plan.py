@@ -24,9 +24,6 @@ AHEAD = (
 )
 """Variants that are compiled ahead of use: dtype, channels, heads."""
 
-_LEAST_UNITS, _MOST_UNIT_STEPS = 16, 32
-"""Where queries see different keys: units that a CTA takes at least, and key tiles of a unit at most."""
-
 
 def plan(problem: Problem, arch: Arch) -> KernelSource:
     """Choose the kernel. Raises UnsupportedError when the architecture has none."""
@@ -41,22 +38,11 @@ def plan(problem: Problem, arch: Arch) -> KernelSource:
 
 
 def work_assignment(problem: Problem, facts: Mapping[str, int], multiprocessors: int) -> WorkAssignment:
-    """Which CTA takes which key tiles of all query tiles: each takes every ctas'th unit of `unit_steps` of them.
-
-    Where every query sees every key, each CTA takes as many, side by side.
-    """
+    """How many CTAs share all query tiles; each finds its part itself, which depends on what queries see."""
     query_tiles = -(-problem.queries // facts["tile_queries"])
     key_tiles = -(-problem.keys // facts["tile_keys"])
-    steps = problem.batch * query_tiles * key_tiles
-    if problem.masked:
-        unit = max(2, min(_MOST_UNIT_STEPS, steps // (multiprocessors * _LEAST_UNITS)))
-    else:
-        unit = max(1, -(-steps // multiprocessors))
-    # Consumers take the key tiles of a unit in turn.
-    consumers = facts["consumers"]
-    unit = -(-unit // consumers) * consumers
-    fields = {"query_tiles": query_tiles, "key_tiles": key_tiles, "steps": steps, "unit_steps": unit}
-    return WorkAssignment(min(multiprocessors, -(-steps // unit)), fields)
+    ctas = min(multiprocessors, problem.batch * query_tiles * key_tiles)
+    return WorkAssignment(ctas, {"query_tiles": query_tiles, "key_tiles": key_tiles})
 
 
 def variant(

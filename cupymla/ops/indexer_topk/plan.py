@@ -20,6 +20,9 @@ TARGETS = scoring.TARGETS
 CHUNK_BYTES = 192 << 20
 """Of scores that are held at a time. One row is the least, whatever it takes."""
 
+_WAVE = 264
+"""Rows that 132 multiprocessors select from at a time. What a chunk has beyond whole waves takes another one."""
+
 _ROW_ALIGNMENT = 4  # scores: rows begin at multiples of 16 bytes
 _TILE = 8  # queries: what the scoring kernel has in a tile of 64 heads
 
@@ -45,7 +48,8 @@ def row_stride(problem: Problem) -> int:
 
 
 def chunks(problem: Problem) -> Iterator[Chunk]:
-    """All rows, in parts of about equal size that fit `CHUNK_BYTES`: whole batch entries, or rows of one."""
+    """All rows, in parts of about equal size that fit `CHUNK_BYTES`: whole batch entries, or rows of one. Parts of
+    several waves of rows are whole waves at most."""
     scores = problem.scores
     if not scores.batch * scores.queries:
         return
@@ -54,6 +58,8 @@ def chunks(problem: Problem) -> Iterator[Chunk]:
         for first, entries in _parts(scores.batch, fitting // scores.queries, 1):
             yield Chunk(first, entries, 0, scores.queries)
         return
+    if fitting > _WAVE:
+        fitting -= fitting % _WAVE
     for entry in range(scores.batch):
         for first, rows in _parts(scores.queries, fitting, _TILE):
             yield Chunk(entry, 1, first, rows)
