@@ -166,11 +166,8 @@ struct Consumer {
     }
   }
 
-  // Lets go of a query buffer: all that is read of it has been.
-  __device__ __forceinline__ void free_queries(uint32_t buffer) const {
-    __syncwarp();
-    if (lane == 0) storage.q_free[buffer].arrive();
-  }
+  // Lets go of a query buffer: this thread has read all that it reads of it.
+  __device__ __forceinline__ void free_queries(uint32_t buffer) const { storage.q_free[buffer].arrive(); }
 
   // Waits for this consumer's next key tile and takes in a warp's fragments of it.
   __device__ __forceinline__ void load_keys(uint32_t use) {

@@ -30,6 +30,8 @@ struct Parameters {
   int32_t bf16_weights;            // 0: fp32
   int32_t causal;                  // 0 or 1
   float floor;                     // of a product: 0, or -inf where there is no ReLU
+  int32_t fills;                   // whether what a query does not see is written, as -inf
+  int32_t has_dependent;           // whether another kernel of the call comes next
 };
 
 }  // namespace cupymla::indexer_logits

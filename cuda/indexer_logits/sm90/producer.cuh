@@ -70,7 +70,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
     all.begin = __reduce_max_sync(0xffffffffu, all.begin);
     all.end = __reduce_min_sync(0xffffffffu, all.end);
 
-    const Extent extent(any, params.key_tiles);
+    const Extent extent(any, params);
     const int64_t end = min(place.at + place.length, extent.length());
     const Run run{place.batch,
                   place.query_tile,

@@ -4,7 +4,7 @@
 // -------------+---------------------------------------+------------------+-------------------------------------------
 // q_full[b]    | 32 lanes of the query warp, and one   | consumers, key   | a run, its heads, weights and visible keys
 //              | again with TMA's bytes                | warp             | are in buffer b
-// q_free[b]    | 8 consumer warps, the key warp        | query warp       | buffer b may be refilled
+// q_free[b]    | 256 consumer threads, the key warp    | query warp       | buffer b may be refilled
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
 // k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled

@@ -27,20 +27,22 @@ __device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t
 
 // Key tiles of a query tile, and where they are on its part of the line.
 struct Extent {
-  int32_t first, end;  // that some query sees, and those between them
-  int32_t key_tiles;
+  int32_t first = 0, end = 0;  // that some query sees, and those between them
+  int32_t filled = 0;          // those around them, where they are filled
 
   // `any`: from the first to the last key that any query of the tile sees.
-  __device__ __forceinline__ Extent(const Bounds& any, int32_t key_tiles) : first(0), end(0), key_tiles(key_tiles) {
-    if (any.begin >= any.end) return;
-    first = any.begin / ThisConfig::kKeyRows;
-    end = (any.end + ThisConfig::kKeyRows - 1) / ThisConfig::kKeyRows;
+  __device__ __forceinline__ Extent(const Bounds& any, const Parameters& params) {
+    if (any.begin < any.end) {
+      first = any.begin / ThisConfig::kKeyRows;
+      end = (any.end + ThisConfig::kKeyRows - 1) / ThisConfig::kKeyRows;
+    }
+    if (params.fills != 0) filled = params.key_tiles - scored();
   }
 
   __device__ __forceinline__ int32_t scored() const { return end - first; }
   __device__ __forceinline__ int64_t beginning() const { return end > first ? kBeginning : 0; }
   __device__ __forceinline__ int64_t length() const {
-    return beginning() + static_cast<int64_t>(scored()) * kScored + (key_tiles - scored()) * kFilled;
+    return beginning() + static_cast<int64_t>(scored()) * kScored + static_cast<int64_t>(filled) * kFilled;
   }
 
   // Tiles that begin before a place.
@@ -50,7 +52,7 @@ struct Extent {
   }
   __device__ __forceinline__ int32_t filled_before(int64_t place) const {
     const int64_t behind = place - beginning() - static_cast<int64_t>(scored()) * kScored;
-    return behind <= 0 ? 0 : static_cast<int32_t>(min((behind + kFilled - 1) / kFilled, int64_t{key_tiles - scored()}));
+    return behind <= 0 ? 0 : static_cast<int32_t>(min((behind + kFilled - 1) / kFilled, int64_t{filled}));
   }
 };
 
@@ -65,7 +67,7 @@ __device__ __forceinline__ Extent extent_of(const Parameters& params, int32_t ba
     const Bounds own = visible_keys(params, batch, query);
     if (own.begin < own.end) any = {min(any.begin, own.begin), max(any.end, own.end)};
   }
-  return {any, params.key_tiles};
+  return {any, params};
 }
 
 // Finds this CTA's part of the line. All threads call it.

@@ -5,6 +5,7 @@
 // keep a row together.
 #define CUPYMLA_SCORES 0
 #include "../../common/entry.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "../../common/indexer_score.cuh"
 #if CUPYMLA_SHORT
 #include "../../topk/sm80/short_lse.cuh"
@@ -29,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   using namespace cupymla;
   using namespace cupymla::topk;
   extern __shared__ __align__(16) uint8_t shared_memory[];
+  wait_for_primary_grid(params.has_dependent != 0);
   const Thread thread;
 #if CUPYMLA_SHORT
   uint32_t* bins = short_bins(shared_memory);

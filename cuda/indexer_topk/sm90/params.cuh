@@ -12,8 +12,9 @@ struct Parameters : topk::Parameters {
 
   int64_t q_start;   // position of row 0, for the causal limit
   int64_t k_stride;  // positions per key, for the causal limit
-  int32_t causal;    // 0 or 1
-  int32_t lse_base2;  // 0: natural logarithms; 1: to base 2
+  int32_t causal;         // 0 or 1
+  int32_t lse_base2;      // 0: natural logarithms; 1: to base 2
+  int32_t has_dependent;  // whether another kernel of the call comes next
 };
 
 }  // namespace cupymla::indexer_topk

@@ -33,6 +33,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "heads", "query_tiles", "key_tiles")),
         *((name, ctypes.c_int32) for name in ("bf16_weights", "causal")),
         ("floor", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("fills", "has_dependent")),
     )
 
 
@@ -93,7 +94,21 @@ def _map(
 class Binding(Launches):
     """The kernel with everything that one problem and its layouts fix; it launches nothing without a query or a key."""
 
-    def __init__(self, views: Views, problem: Problem, logits: View) -> None:
+    def __init__(
+        self,
+        views: Views,
+        problem: Problem,
+        logits: View,
+        *,
+        fills: bool = True,
+        dependent: bool = False,
+        has_dependent: bool = False,
+    ) -> None:
+        """Bind arrays of these layouts. `fills`: whether scores of keys that a query does not see are written.
+        `dependent`, `has_dependent`: whether a kernel of the same call comes before and after it, and may overlap.
+
+        Raises UnsupportedError, CompileError, DriverError.
+        """
         self._pointers: tuple[int, int] | None = None
         launcher = None
         if 0 not in problem.shape:
@@ -103,8 +118,11 @@ class Binding(Launches):
             facts = kernel.facts
             check_record(source, facts, Parameters)
             work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index))
-            geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
+            geometry = Geometry(
+                (work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"], pdl=dependent
+            )
             self._record = filled(problem, work, views, logits)
+            self._record.fills, self._record.has_dependent = int(fills), int(has_dependent)
             self._maps = q_tiles(problem, views.q, facts), k_tiles(problem, views.k, facts)
             launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))
         super().__init__(launcher)

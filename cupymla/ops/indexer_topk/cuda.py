@@ -32,14 +32,24 @@ class Parameters(selection.Parameters):
     _fields_ = (
         ("lse", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("lse_batch", "lse_row", "q_start", "k_stride")),
-        *((name, ctypes.c_int32) for name in ("causal", "lse_base2")),
+        *((name, ctypes.c_int32) for name in ("causal", "lse_base2", "has_dependent")),
     )
 
 
 class _Part:
-    """A chunk's two launches; `offsets` are bytes from the beginning of each array and result."""
+    """A chunk's two launches; `_offsets` are bytes from the beginning of each array and result."""
 
-    def __init__(self, views: Views, problem: Problem, results: Sequence[View | None], chunk: plan.Chunk) -> None:
+    def __init__(
+        self,
+        views: Views,
+        problem: Problem,
+        results: Sequence[View | None],
+        chunk: plan.Chunk,
+        *,
+        is_first: bool,
+        is_last: bool,
+        overlaps: bool,
+    ) -> None:
         scores, options = problem.scores, problem.options
         device = scores.device
         arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
@@ -54,13 +64,21 @@ class _Part:
         logits = View(0, (*lead, chunk.rows, scores.keys), strides, "float32", device, False, "raw", None)
         own_options = replace(scores.options, q_start=q_start)
         own_scores = replace(scores, lead=lead, queries=chunk.rows, options=own_options)
-        self._scoring = scoring.Binding(self._views, own_scores, logits)
+        self._scoring = scoring.Binding(
+            self._views,
+            own_scores,
+            logits,
+            fills=False,
+            dependent=overlaps and not is_first,
+            has_dependent=overlaps,
+        )
         chosen = plan.select(selected, arch, multiprocessors)
         self._record = Parameters(
             q_start=q_start,
             k_stride=options.k_stride,
             causal=int(options.causal),
             lse_base2=int(options.lse_base == "2"),
+            has_dependent=int(overlaps and not is_last),
         )
         arrays: dict[str, View | None] = {"scores": logits, "starts": views.starts, "ends": views.ends}
         selection.fill(self._record, selected, chosen, arrays | dict(zip(_RESULTS[:3], results, strict=False)))
@@ -69,7 +87,9 @@ class _Part:
         self._result_offsets = [
             None if view is None else _bytes_before(view, chunk, bool(scores.lead)) for view in results
         ]
-        self.launchers = self._scoring.launcher, selection.launcher(chosen, self._record, device.index)
+        scores_first = self._scoring.launcher
+        chosen_after = selection.launcher(chosen, self._record, device.index, pdl=overlaps and scores_first is not None)
+        self.launchers = scores_first, chosen_after
 
     def point(self, views: Views, results: Sequence[int | None], workspace: int) -> None:
         """Set every address; `results` has one for each name."""
@@ -114,12 +134,28 @@ def _chunk_of(view: View | None, name: str, chunk: plan.Chunk, scores: ScoringPr
 
 
 class Binding(Launches):
-    """The kernels with everything that one problem and its layouts fix; without a query nothing is launched."""
+    """The kernels with everything that one problem and its layouts fix; without a query nothing is launched.
 
-    def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
+    Each but the first is a dependent launch.
+    """
+
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> None:
+        overlaps = not recorded and driver.has_dependent_launch(problem.scores.device.index)
         self._wanted = [result is not None for result in problem.results]
         placed = _placed(self._wanted, results)
-        self._parts = [_Part(views, problem, placed, chunk) for chunk in plan.chunks(problem)]
+        parts = list(plan.chunks(problem))
+        self._parts = [
+            _Part(
+                views,
+                problem,
+                placed,
+                chunk,
+                is_first=number == 0,
+                is_last=number == len(parts) - 1,
+                overlaps=overlaps,
+            )
+            for number, chunk in enumerate(parts)
+        ]
         super().__init__(*(launcher for part in self._parts for launcher in part.launchers))
         self.workspace_bytes = plan.workspace_limit(problem)
 
@@ -151,4 +187,4 @@ def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool
 
     Raises UnsupportedError, CompileError, DriverError.
     """
-    return Binding(views, problem, results)
+    return Binding(views, problem, results, recorded)

@@ -23,8 +23,9 @@ _LEAST_CAPACITY = 4096
 _MOST_STREAMED = 4096  # topk
 _SMALL_THREADS, _THREADS, MOST_THREADS = 256, 512, 1024
 
-_SMALL_ROW = 16384
-"""Columns up to which a CTA of few threads has its row's time in barriers, not in loads."""
+_SMALL_ROW = 32768
+"""Columns up to which a CTA of few threads has its row's time in barriers, not in loads. On an H200, 4096 rows of
+32768 columns take 374 us instead of 425 (2026-11-29), and of 131072 columns 1245 instead of 1003."""
 
 _CLUSTER = 8
 CLUSTER_ROW = 32768
