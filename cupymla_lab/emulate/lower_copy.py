@@ -100,8 +100,6 @@ def _to_shared(code: Code) -> None:
     if "mbarrier::complete_tx::bytes" not in parts:
         raise code.error("a bulk copy to shared memory without a barrier")
     form, tensor = _Form(code), "tensor" in parts
-    if "global" in parts:
-        code.call("grid_ahead", code.site)
     if "L2::cache_hint" in parts:
         operands.pop()
     # First the two places in shared memory, which the model turns into what every CTA of the cluster knows them by.
@@ -146,6 +144,7 @@ def _by_threads(code: Code, operands: Sequence[Operand], destination: str, barri
     if any(part.startswith("im2col") for part in parts):
         raise code.error(".im2col with .cta_group::2 is left out")
     base, coordinates = _tensor(operands[1])
+    code.call("grid_ahead", code.site)
     zero = code.value(Constant("0"))
     mask = code.value(operands[3]) if "multicast::cluster" in parts else zero
     flags = int("tile::gather4" in parts) | int("cta_group::2" in parts) << 1

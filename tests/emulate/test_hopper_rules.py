@@ -455,6 +455,13 @@ def test_what_no_launch_writes_may_be_read_before_the_wait_of_a_dependent_launch
     refused("before its .*: st", copy.format(""), numbers(1), numbers(), readonly=1, pdl=True)
 
 
+def test_what_no_launch_writes_may_be_copied_before_the_wait_of_a_dependent_launch() -> None:
+    copied = LOAD.format(before=INITIALISED) + LOADED
+    run(copied, np.zeros(4, np.uint32), readonly=1, pdl=True)
+    refused(r"before its griddepcontrol\.wait", copied, np.zeros(4, np.uint32), pdl=True)
+    run("griddepcontrol.wait;" + copied, np.zeros(4, np.uint32), pdl=True)
+
+
 @pytest.mark.parametrize("load_", ["ld.global", "ld.global.nc"])
 @pytest.mark.parametrize("between", [False, True], ids=["next", "one between"])
 def test_what_an_overlapping_grid_writes_is_not_read_past_the_order_of_memory(load_: str, between: bool) -> None:

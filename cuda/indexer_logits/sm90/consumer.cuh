@@ -1,6 +1,7 @@
 // A consumer warpgroup: key tiles in turn with the others, with all queries of the query tile.
 #pragma once
 
+#include "../../common/grid_dependency.cuh"
 #include "../../common/indexer_score.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/ring.cuh"
@@ -83,6 +84,9 @@ struct Consumer {
     // Where there is none, nothing is written.
     Target before{params.logits, 1.0f, 0, 0};
     uint32_t held = kNone;
+    // Before the first score is written: a selection may still read those that were there. What is loaded was there
+    // before the call.
+    wait_for_primary_grid(params.has_dependent != 0);
     for (;; buffers.advance()) {
       const uint32_t buffer = buffers.stage;
       storage.q_full[buffer].wait(buffers.full);

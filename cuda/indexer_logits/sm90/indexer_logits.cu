@@ -2,7 +2,6 @@
 // heads of a query are the columns, so that a sum over heads stays in four lanes. README.md has the roofline,
 // storage.cuh the barriers, common/indexer_score.cuh the order of operations.
 #include "../../common/entry.cuh"
-#include "../../common/grid_dependency.cuh"
 #include "../../common/registers.cuh"
 #include "consumer.cuh"
 #include "producer.cuh"
@@ -41,8 +40,6 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_logits::ThisConfig
     init_barriers(storage);
   }
   find_share(storage, params);
-  // A selection may still read the scores that were in the place of those that are written here.
-  wait_for_primary_grid(params.has_dependent != 0);
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == ThisConfig::kConsumers) {

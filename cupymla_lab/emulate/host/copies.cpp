@@ -328,9 +328,21 @@ void announce(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t numb
   t.announcing = false;
 }
 
+bool reads_constants(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t number, const uint64_t* operands) {
+  t.looking = t.constant = true;
+  issue(number, operands);
+  t.looking = false;
+  return t.constant;
+}
+
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask) {
   require_same_cta(to, barrier, mask);
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
+  if (t.looking) {
+    return each_piece(tile_map(map), at, [&](uint64_t from, uint32_t, uint32_t) {
+      if (from && !the->regions.never_written(from)) t.constant = false;
+    });
+  }
   if (t.announcing) {
     each_piece(tile_map(map), at, [&](uint64_t from, uint32_t, uint32_t bytes) {
       if (from) read_global(t, from, bytes, true);
@@ -345,6 +357,10 @@ void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask) {
   require_same_cta(to, barrier, mask);
   require_sixteens(from, to, bytes);
+  if (t.looking) {
+    t.constant = the->regions.never_written(from);
+    return;
+  }
   if (t.announcing) {
     read_global(t, from, bytes, true);
     return announce_write(t, to, barrier, mask, nullptr, bytes);

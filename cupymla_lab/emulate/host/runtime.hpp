@@ -133,6 +133,8 @@ struct alignas(64) Thread {
   bool resting = false, ended = false;
   bool races = false;       // whether races are looked for
   bool announcing = false;  // its bulk copies are not carried out but looked at for races
+  bool looking = false;     // the same, for whether all that they read is `constant`
+  bool constant = true;
   uint32_t line = 0;        // of the translated PTX, at what races.hpp looks at
   void* stack_pointer = nullptr;
   Rest rest;
@@ -269,8 +271,8 @@ inline unsigned char* generic(uint64_t address, uint32_t bytes) {
   require_aligned(address, bytes);
   return reinterpret_cast<unsigned char*>(address);
 }
-// In a dependent launch global memory may not be used before the thread's griddepcontrol.wait, but for loads from arrays
-// that no launch writes. What a generic address means is looked at here: shared memory of the cluster, local memory and
+// In a dependent launch global memory may not be used before the thread's griddepcontrol.wait, but for loads and bulk
+// copies from arrays that no launch writes. What a generic address means is looked at here: shared memory of the cluster, local memory and
 // parameters are free.
 void require_released(Thread& t, uint64_t address, const char* instruction);
 bool is_private(Thread& t, uint64_t address);
@@ -536,6 +538,8 @@ void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint3
 void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction);
 // Lets a bulk copy be looked at for races when it is issued, whenever it is carried out.
 void announce(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t number, const uint64_t* operands);
+// Whether a bulk copy reads nothing but arrays that no launch writes.
+bool reads_constants(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t number, const uint64_t* operands);
 void commit_group(Thread& t);
 void wait_group(Thread& t, uint32_t newest);
 

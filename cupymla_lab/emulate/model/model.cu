@@ -286,8 +286,8 @@ CUPYMLA_MODEL void cupymla_emulate_commit(uint32_t barrier, uint32_t mask, uint3
 
 // Copies ------------------------------------------------------------------------------------------------------------
 
-// A bulk copy from or to global memory. In a dependent launch the thread must have waited for the primary grid, of which
-// the host machine keeps account.
+// A use of global memory for which, in a dependent launch, the thread must have waited for the primary grid, of which the
+// host machine keeps account.
 CUPYMLA_MODEL void cupymla_emulate_grid_ahead(uint32_t site) {
 #ifdef CUPYMLA_HOST_MACHINE
   if (!machine::current->released) fail(kGridAhead, site);
@@ -309,7 +309,13 @@ CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t
     }
   }
 #ifdef CUPYMLA_HOST_MACHINE
-  machine::announce(*machine::current, cupymla_emulate_dispatch, number & kCopyNumber, operands + 3);
+  machine::Thread& thread = *machine::current;
+  const bool from_global = !(number & (kBetweenCtas | kAtOnce));
+  if (from_global && !thread.released &&
+      !machine::reads_constants(thread, cupymla_emulate_dispatch, number & kCopyNumber, operands + 3)) {
+    fail(kGridAhead, site);
+  }
+  machine::announce(thread, cupymla_emulate_dispatch, number & kCopyNumber, operands + 3);
 #else
   operands[3] = cluster_form(operands[3]);
   operands[4] = cluster_form(operands[4]);
