@@ -97,6 +97,13 @@ class Run:
     def train(self, say: Any) -> None:
         """Train what is left, evaluating and saving along the way."""
         parts = parts_of(self._setting)
+        # A step's losses are read once the next one is on its way: a GPU never waits for what is printed.
+        begun: list[tuple[str, dict[str, Any]]] = []
+
+        def tell() -> None:
+            name, found = begun.pop(0)
+            say(f"{name}: loss {float(found['loss']):.3f}, indexer {float(found['kl']):.3f}")
+
         for number in range(self.progress.part, len(parts)):
             part = parts[number]
             if self.progress.part != number:
@@ -107,8 +114,11 @@ class Run:
                 if (step - part.first) % self._setting.eval_every == 0 or step == part.end:
                     self._evaluate(part, step)
                 if step < part.end:
-                    found = self._model.step(self._text.batch(step), part.kind)
-                    say(f"{part.name} {step}: loss {found['loss']:.3f}, indexer {found['kl']:.3f}")
+                    begun.append((f"{part.name} {step}", self._model.step(self._text.batch(step), part.kind)))
+                    if len(begun) == 2:
+                        tell()
+        if begun:
+            tell()
 
     def _evaluate(self, part: Part, step: int) -> None:
         """Note the step, the held-out loss and the overlap, and save; not once more where a run goes on."""
@@ -117,7 +127,7 @@ class Run:
         if curve and curve[-1][0] == step:
             return
         found = [self._model.evaluate(batch, part.kind) for batch in self._held_out]
-        loss, overlap = (sum(each[n] for each in found) / len(found) for n in ("loss", "overlap"))
+        loss, overlap = (sum(float(each[n]) for each in found) / len(found) for n in ("loss", "overlap"))
         curve.append((step, loss, overlap))
         progress.step, progress.state = step, self._model.state()
         progress.seconds = time.perf_counter() - self._begun
