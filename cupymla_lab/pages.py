@@ -23,6 +23,7 @@ from cupymla.bench import machine, report
 from cupymla.build import pack
 from cupymla.ops import registry
 
+from . import examples, gpu_tests
 from .subjects import Subject
 
 """The folder in `docs/benchmarks` whose numbers the pages show."""
@@ -399,6 +400,23 @@ def support(rows: Sequence[evidence.Support] | None = None) -> str:
     return report.marked_table("support-summary", heading, ["operator", *GENERATIONS], cells)
 
 
+def example_runs(results: Sequence[gpu_tests.FileResult] | None = None) -> str:
+    """When each example last passed on a GPU, and whether its files are still the same."""
+    every = gpu_tests.read() if results is None else results
+    ran = {name: (result, seconds) for result in every for name, seconds in result.examples.items()}
+    current = examples.content_hash()
+    cells = []
+    for name, example in examples.RUNS.items():
+        said = "not run"
+        if name in ran:
+            result, seconds = ran[name]
+            passed = f"passed on {result.gpu}, {result.date}, in {seconds:.0f} s"
+            said = passed if result.examples_hash == current else f"not run; edited since it {passed}"
+        cells.append([f"`{' '.join((f'{example.program}.py', *example.arguments))}`", said])
+    heading = "Each is run as a program of its own, and ends with 0 where its results are right."
+    return report.marked_table("examples", heading, ["example", "on a GPU"], cells)
+
+
 # Reference -----------------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +439,7 @@ def reference() -> str:
 
 PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "README.md": (comparison, support),
-    "docs/support.md": (evidence.support_markdown,),
+    "docs/support.md": (evidence.support_markdown, example_runs),
     "docs/reference.md": (reference,),
     "docs/benchmarks.md": (host,),
     "docs/transformers.md": (models, model_errors),
