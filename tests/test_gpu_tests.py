@@ -12,7 +12,7 @@ from conftest import COLLECTED
 
 from cupymla import InputError, driver, evidence
 from cupymla.bench import machine
-from cupymla_lab import gpu_tests
+from cupymla_lab import examples, gpu_tests
 
 RESULT = gpu_tests.FileResult(
     file="tests/test_x.py",
@@ -87,7 +87,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-def test_passes(): pass
+def test_passes(record_property): record_property("example", "one")
 @pytest.mark.parametrize("fails", [False, True])
 def test_may_fail(fails): assert not (fails and {fails})
 """
@@ -110,6 +110,8 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("tests/ops/test_b.py", 2, 1, "abc"),
         ("tests/test_a.py", 3, 0, "abc"),
     ]
+    current = examples.content_hash()
+    assert [(list(result.examples), result.examples_hash) for result in found] == [(["one"], current)] * 2
     status, found = gpu_tests.run([gpu_tests.CASES], None, 2)
     assert (status, [result.file for result in found]) == (0, [gpu_tests.CASES])
     for path in ("tests/test_on_the_cpu.py", "tests/nowhere"):
