@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -33,6 +33,7 @@ from cupymla.cli.doctor import version_of
 from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import InputError
 
+from . import examples
 from .emulate import by_content
 
 FILE = evidence.FOLDER / "gpu_tests.json"
@@ -60,6 +61,8 @@ class FileResult:
         devices: how many GPUs there were.
         versions: of Python and of the frameworks that were installed.
         content_hash: of the sources, by `content_hash`.
+        examples: seconds that each example took that passed, by its name in `examples.RUNS`.
+        examples_hash: of the examples' files, by `examples.content_hash`; empty where none was run.
     """
 
     file: str
@@ -74,6 +77,8 @@ class FileResult:
     devices: int
     versions: dict[str, str]
     content_hash: str
+    examples: dict[str, float] = field(default_factory=dict)
+    examples_hash: str = ""
 
 
 def content_hash(root: Path = machine.ROOT) -> str:
@@ -104,6 +109,16 @@ def counted(report: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def examples_in(report: Path) -> dict[str, float]:
+    """Seconds of each example that passed, from pytest's JUnit report: its test has recorded the property `example`."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return {
+        each.get("value", ""): round(float(case.get("time") or 0), 1)
+        for case in cases
+        for each in case.iterfind("properties/property[@name='example']")
+    }
+
+
 def _file_of(case: ElementTree.Element) -> str:
     """Names like "tests.ops.test_x" or "tests.ops.test_x.TestClass", as a path."""
     parts = (case.get("classname") or case.get("name") or "").split(".")
@@ -121,6 +136,9 @@ def write(results: Iterable[FileResult], file: Path = FILE) -> None:
     """Put results on record, in the place of earlier ones of the same files."""
     known = {result.file: result for result in (*read(file), *results)}
     entries = [asdict(known[name]) for name in sorted(known)]
+    for entry in entries:
+        if not entry["examples"]:  # as of all files but one
+            del entry["examples"], entry["examples_hash"]
     file.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
@@ -139,8 +157,8 @@ def files_of(paths: Sequence[str]) -> list[str]:
     return files
 
 
-def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
-    """Run the tests of a file: pytest's exit status, and counts."""
+def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]], dict[str, float]]:
+    """Run the tests of a file: pytest's exit status, counts, and what examples took."""
     report = Path(folder) / f"{file.replace('/', '.')}.xml"
     command = [*_PYTEST, f"--junitxml={report}", file]
     done = subprocess.run(
@@ -149,10 +167,10 @@ def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
     if done.returncode:
         print(f"{done.stdout}{done.stderr}", file=sys.stderr)
     print(f"{file}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.returncode}", flush=True)
-    counts = counted(report) if report.exists() else {}
+    counts, ran = (counted(report), examples_in(report)) if report.exists() else ({}, {})
     if done.returncode and file not in counts:  # the process died
         counts[file] = {"passed": 0, "skipped": 0, "failed": 1, "seconds": 0.0}
-    return done.returncode, counts
+    return done.returncode, counts, ran
 
 
 def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tuple[int, list[FileResult]]:
@@ -166,8 +184,8 @@ def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tu
     names = files_of(paths)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         done = list(pool.map(lambda name: _one(name, folder), names))
-    status = next((status for status, _ in done if status), 0)
-    files = {name: counts for _, found in done for name, counts in found.items()}
+    status = next((status for status, *_ in done if status), 0)
+    files = {name: (counts, ran) for _, found, ran in done for name, counts in found.items()}
     shared: dict[str, Any] = {**facts, "devices": driver.device_count(), "versions": versions()}
     shared["content_hash"] = content_hash()
     results = [
@@ -177,9 +195,11 @@ def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tu
             skipped=int(counts["skipped"]),
             failed=int(counts["failed"]),
             seconds=round(counts["seconds"], 1),
+            examples=ran,
+            examples_hash=examples.content_hash() if ran else "",
             **shared,
         )
-        for name, counts in files.items()
+        for name, (counts, ran) in files.items()
     ]
     return status, results
 

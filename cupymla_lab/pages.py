@@ -23,6 +23,7 @@ from cupymla.bench import machine, report
 from cupymla.build import pack
 from cupymla.ops import registry
 
+from . import examples, gpu_tests
 from .subjects import Subject
 
 """The folder in `docs/benchmarks` whose numbers the pages show."""
@@ -67,6 +68,22 @@ COMPARISONS = (
         "FlashMLA",
         "FlashMLA",
         "sparse attention, forward",
+    ),
+    Comparison(
+        "its backward",
+        "sparse_mla_bwd",
+        "h128_d576_k2048_q4096_kv8192",
+        "cuDNN",
+        "cuDNN",
+        "sparse attention, backward",
+    ),
+    Comparison(
+        "decode, fp8 cache: 32 requests, 128 heads, 2048 tokens",
+        "sparse_mla_decode",
+        "v32_d576_h128_b32_n1_k2048",
+        "FlashMLA, scheduled before",
+        "FlashMLA, schedule ready",
+        "sparse attention, fp8 decode",
     ),
     Comparison(
         "top 2048 of 131072 scores, 4096 rows, ties by index",
@@ -317,7 +334,7 @@ def compared() -> tuple[str, list[Compared]]:
 
 
 def comparison() -> str:
-    """The README's table: five problems, each with what was measured beside it in the same run."""
+    """The README's table: problems, each with what was measured beside it in the same run."""
     where, found = compared()
     rows = [
         [
@@ -375,9 +392,9 @@ def picture() -> str:
 
 
 def support(rows: Sequence[evidence.Support] | None = None) -> str:
-    """The short support table: operator by GPU generation. A cell says the least that holds for all of its kernels.
+    """The short support table: operators by GPU generation. A cell says the least that holds for all of its kernels.
 
-    A family has one row.
+    A family counts as one operator. Operators of which the same holds share a row.
     """
     every = evidence.support_rows() if rows is None else rows
     heads = {
@@ -386,7 +403,7 @@ def support(rows: Sequence[evidence.Support] | None = None) -> str:
         for member in registry.MEMBERS
         if member.folder == entry.folder
     }
-    cells = []
+    operators: dict[tuple[str, ...], list[str]] = {}
     for operator in dict.fromkeys(heads.get(row.operator, row.operator) for row in every):
         of = {
             name: [
@@ -394,9 +411,28 @@ def support(rows: Sequence[evidence.Support] | None = None) -> str:
             ]
             for name, targets in GENERATIONS.items()
         }
-        cells.append([f"`{operator}`", *(min(found, key=STATUSES.index, default="none") for found in of.values())])
+        words = tuple(min(found, key=STATUSES.index, default="none") for found in of.values())
+        operators.setdefault(words, []).append(f"`{operator}`")
+    cells = [[", ".join(names), *words] for words, names in operators.items()]
     heading = "On the CPU every operator runs as a NumPy reference."
-    return report.marked_table("support-summary", heading, ["operator", *GENERATIONS], cells)
+    return report.marked_table("support-summary", heading, ["operators", *GENERATIONS], cells)
+
+
+def example_runs(results: Sequence[gpu_tests.FileResult] | None = None) -> str:
+    """When each example last passed on a GPU, and whether its files are still the same."""
+    every = gpu_tests.read() if results is None else results
+    ran = {name: (result, seconds) for result in every for name, seconds in result.examples.items()}
+    current = examples.content_hash()
+    cells = []
+    for name, example in examples.RUNS.items():
+        said = "not run"
+        if name in ran:
+            result, seconds = ran[name]
+            passed = f"passed on {result.gpu}, {result.date}, in {seconds:.0f} s"
+            said = passed if result.examples_hash == current else f"not run; edited since it {passed}"
+        cells.append([f"`{' '.join((f'{example.program}.py', *example.arguments))}`", said])
+    heading = "Each is run as a program of its own, and ends with 0 where its results are right."
+    return report.marked_table("examples", heading, ["example", "on a GPU"], cells)
 
 
 # Reference -----------------------------------------------------------------------------------------------------------
@@ -421,7 +457,7 @@ def reference() -> str:
 
 PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "README.md": (comparison, support),
-    "docs/support.md": (evidence.support_markdown,),
+    "docs/support.md": (evidence.support_markdown, example_runs),
     "docs/reference.md": (reference,),
     "docs/benchmarks.md": (host,),
     "docs/transformers.md": (models, model_errors),

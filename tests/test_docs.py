@@ -196,7 +196,7 @@ def test_the_picture_shows_the_numbers_of_the_table() -> None:
     assert picture == pages.picture(), "run python -m cupymla_lab pages"
     shown = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
     _, found = pages.compared()
-    assert len(found) == 5
+    assert len(found) == len(pages.COMPARISONS)
     assert all(f"{one.ratio:.2f}x" in shown and f"{one.ratio:.2f}x" in text_of("README.md") for one in found)
 
 

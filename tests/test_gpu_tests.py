@@ -12,7 +12,7 @@ from conftest import COLLECTED
 
 from cupymla import InputError, driver, evidence
 from cupymla.bench import machine
-from cupymla_lab import gpu_tests
+from cupymla_lab import examples, gpu_tests
 
 RESULT = gpu_tests.FileResult(
     file="tests/test_x.py",
@@ -63,13 +63,31 @@ def test_outcomes_are_counted_by_file(tmp_path: Path, monkeypatch: pytest.Monkey
     }
 
 
+EXAMPLES = """
+def test_passes(record_property): record_property("example", "one in JAX")
+def test_fails(record_property):
+    assert False
+    record_property("example", "another")
+"""
+
+
+def test_examples_that_passed_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_some.py").write_text(EXAMPLES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as below
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert list(gpu_tests.examples_in(report)) == ["one in JAX"]
+
+
 GPU_TESTS = """
 import os
 import pytest
 
 pytestmark = pytest.mark.gpu
 
-def test_passes(): pass
+def test_passes(record_property): record_property("example", "one")
 @pytest.mark.parametrize("fails", [False, True])
 def test_may_fail(fails): assert not (fails and {fails})
 """
@@ -92,6 +110,8 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("tests/ops/test_b.py", 2, 1, "abc"),
         ("tests/test_a.py", 3, 0, "abc"),
     ]
+    current = examples.content_hash()
+    assert [(list(result.examples), result.examples_hash) for result in found] == [(["one"], current)] * 2
     status, found = gpu_tests.run([gpu_tests.CASES], None, 2)
     assert (status, [result.file for result in found]) == (0, [gpu_tests.CASES])
     for path in ("tests/test_on_the_cpu.py", "tests/nowhere"):
@@ -105,7 +125,7 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 # Files that no GPU has run, with the operators whose kernels they are for: once evidence has one, its file is due.
 # That of a function of several operators, whose kernels have run without it, names none.
-NEVER_RAN: dict[str, tuple[str, ...]] = {}
+NEVER_RAN: dict[str, tuple[str, ...]] = {"tests/test_examples.py": ()}
 
 
 def test_every_file_is_on_record(request: pytest.FixtureRequest) -> None:
@@ -136,18 +156,21 @@ def test_a_run_renews_what_it_went_through_and_leaves_the_rest(tmp_path: Path) -
     renewed = replace(RESULT, passed=4, date="2026-11-27")
     gpu_tests.write([renewed], file)
     assert gpu_tests.read(file) == [other, renewed]
+    with_examples = replace(other, examples={"one": 2.0}, examples_hash="some")
+    gpu_tests.write([with_examples], file)
+    assert gpu_tests.read(file) == [with_examples, renewed]
 
 
 def test_any_source_changes_the_hash(tmp_path: Path) -> None:
-    for name in ("cupymla/a.py", "cuda/a.cuh", "cuda/third_party/b.cuh", "tests/test_a.py"):
+    for name in ("cupymla/a.py", "cuda/a.cuh", "cuda/third_party/b.cuh", "scripts/examples/a.py", "tests/test_a.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     before = gpu_tests.content_hash(tmp_path)
     seen = {before}
-    for name in ("cupymla/a.py", "cuda/a.cuh", "tests/test_a.py"):
+    for name in ("cupymla/a.py", "cuda/a.cuh", "scripts/examples/a.py", "tests/test_a.py"):
         (tmp_path / name).write_text("2")
         seen.add(gpu_tests.content_hash(tmp_path))
-    assert len(seen) == 4
+    assert len(seen) == 5
     (tmp_path / "cuda/third_party/b.cuh").write_text("2")
     assert gpu_tests.content_hash(tmp_path) in seen
 

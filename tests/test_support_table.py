@@ -29,15 +29,20 @@ def test_support_table_is_the_generated_one() -> None:
 
 
 def test_the_short_table_says_the_least_that_holds() -> None:
-    """And leaves no target out."""
+    """For operators alike in one row. And it leaves no target out."""
 
     def row(operator: str, kernel: str, arch: str, ran: bool) -> evidence.Support:
         return evidence.Support(operator, kernel, arch, without_gpu=WITHOUT_GPU if ran else None)
 
     made = pages.support(
-        [row("a", "a", "sm_90a", True), row("a", "b", "sm_90a", False), row("b", "b", "sm_100f", True)]
+        [
+            row("a", "a", "sm_90a", True),
+            row("a", "b", "sm_90a", False),
+            row("b", "b", "sm_100f", True),
+            row("c", "c", "sm_90a", False),
+        ]
     )
-    assert "| `a` | none | not run | none |" in made.splitlines()
+    assert "| `a`, `c` | none | not run | none |" in made.splitlines()
     assert "| `b` | none | none | emulated |" in made.splitlines()
     targets = {target for entry in registry.OPERATORS for target in entry.targets}
     assert targets <= {target for group in pages.GENERATIONS.values() for target in group}

@@ -39,13 +39,14 @@ NEEDED = (
 MOST_OFF = 2.0**-4
 """How far logits may be off: no channel of a cache is rounded by a larger share of it."""
 
+FRAMEWORKS = ("cupy", "jax")
 TIMES = ("step", "project", "write", "select", "attend", "next token")
 
 
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--framework", choices=("cupy", "jax"), default="cupy")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="cupy")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", choices=tuple(SHAPES), action="append", help="this one; repeatable (default: all)")
     parser.add_argument("--size", choices=tuple(SIZES), help="default: small on a CPU, full on a GPU")

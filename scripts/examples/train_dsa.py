@@ -8,10 +8,10 @@ loss, by one pass of each kernel. The warm-up is plain framework code.
 
     python scripts/examples/train_dsa.py --framework jax --size toy --device cpu --out /tmp/dsa
 
-writes loss.png, overlap.png and curves.json. Stopped, it goes on from the last evaluation when it is started again, by
-checkpoint.npz in the same folder. `--size full` is for a GPU. An earlier version, whose scores were the
-framework's own, took two minutes of an H200 in JAX and 197 seconds in torch (docs/benchmarks/h200/train_dsa_jax,
-train_dsa_torch). This version has run on no GPU.
+writes loss.png, overlap.png and curves.json, and ends with 1 where the model or its indexer has not learned. Stopped,
+it goes on from the last evaluation when it is started again, by checkpoint.npz in the same folder. `--size full` is for
+a GPU. An earlier version, whose scores were the framework's own, took two minutes of an H200 in JAX and 197 seconds in
+torch (docs/benchmarks/h200/train_dsa_jax, train_dsa_torch).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from importlib import import_module
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dsa.needs import missing_on_gpu, missing_packages, seed_of
-from dsa.record import Checkpoint, OtherRunError, Progress, draw
+from dsa.record import Checkpoint, OtherRunError, Progress, Row, draw
 from dsa.setting import SETTINGS, Setting, Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -35,14 +36,17 @@ from cupymla.bench import machine
 from cupymla.cli.terminal import Terminal, exit_with
 
 WARM_UP = "warm-up, dense"
+FRAMEWORKS = ("jax", "torch")
 KINDS = ("dense", "indexer", "random")
+TELLING = 100
+"""Steps of the warm-up after which the indexer's selection is told from chance."""
 NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd", "attn_dist", "indexer_loss", "indexer_bwd")
 
 
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--framework", choices=("jax", "torch"), default="jax")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="jax")
     parser.add_argument("--size", choices=tuple(SETTINGS), default="toy")
     parser.add_argument("--steps", type=steps_of, help="of the warm-up, and of each training after it; by the size")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -97,6 +101,13 @@ class Run:
     def train(self, say: Any) -> None:
         """Train what is left, evaluating and saving along the way."""
         parts = parts_of(self._setting)
+        # A step's losses are read once the next one is on its way: a GPU never waits for what is printed.
+        begun: list[tuple[str, dict[str, Any]]] = []
+
+        def tell() -> None:
+            name, found = begun.pop(0)
+            say(f"{name}: loss {float(found['loss']):.3f}, indexer {float(found['kl']):.3f}")
+
         for number in range(self.progress.part, len(parts)):
             part = parts[number]
             if self.progress.part != number:
@@ -107,8 +118,11 @@ class Run:
                 if (step - part.first) % self._setting.eval_every == 0 or step == part.end:
                     self._evaluate(part, step)
                 if step < part.end:
-                    found = self._model.step(self._text.batch(step), part.kind)
-                    say(f"{part.name} {step}: loss {found['loss']:.3f}, indexer {found['kl']:.3f}")
+                    begun.append((f"{part.name} {step}", self._model.step(self._text.batch(step), part.kind)))
+                    if len(begun) == 2:
+                        tell()
+        if begun:
+            tell()
 
     def _evaluate(self, part: Part, step: int) -> None:
         """Note the step, the held-out loss and the overlap, and save; not once more where a run goes on."""
@@ -117,7 +131,7 @@ class Run:
         if curve and curve[-1][0] == step:
             return
         found = [self._model.evaluate(batch, part.kind) for batch in self._held_out]
-        loss, overlap = (sum(each[n] for each in found) / len(found) for n in ("loss", "overlap"))
+        loss, overlap = (sum(float(each[n]) for each in found) / len(found) for n in ("loss", "overlap"))
         curve.append((step, loss, overlap))
         progress.step, progress.state = step, self._model.state()
         progress.seconds = time.perf_counter() - self._begun
@@ -163,7 +177,25 @@ def main() -> int:
         run.train(step)
     summarise(terminal, options, setting, run.progress)
     checkpoint.remove()
-    return 0
+    wrong = not_learned(run.progress.curves, setting.warm_steps)
+    for each in wrong:
+        print(each, file=sys.stderr)
+    if not wrong and setting.warm_steps >= TELLING:
+        terminal.line("the indexer has learned: it selects more than chance of what dense attention attends to")
+    return 1 if wrong else 0
+
+
+def not_learned(curves: dict[str, list[Row]], warm_steps: int) -> list[str]:
+    """What these curves have that those of a model and an indexer that learn do not, in words."""
+    if not all(map(math.isfinite, (number for rows in curves.values() for row in rows for number in row))):
+        return ["a loss or an overlap is not finite"]
+    found = []
+    if not curves[WARM_UP][-1][1] < curves[WARM_UP][0][1]:
+        found.append("the held-out loss did not fall in the warm-up")
+    (_, _, selected), (_, _, chance) = (curves[kind][0] for kind in ("indexer", "random"))
+    if warm_steps >= TELLING and not selected > 1.5 * chance:
+        found.append(f"after the warm-up the indexer's selection has {selected:.1%}, a random one {chance:.1%}")
+    return found
 
 
 def summarise(terminal: Terminal, options: argparse.Namespace, setting: Setting, progress: Progress) -> None:

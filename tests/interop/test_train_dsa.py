@@ -84,6 +84,7 @@ def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_no
     out = tmp_path / "curves"
     done = start("--framework", "jax", "--size", "brief", "--out", str(out), "--commit", "0123abc")
     assert done.returncode == 0, done.stderr[-4000:]
+    assert "the indexer has learned" in done.stdout
     curves = learned(out)["curves"]
     (_, indexer, overlap), (_, random, chance) = (curves[name][0] for name in ("indexer", "random"))
     dense = curves["warm-up, dense"][-1][1]
@@ -147,6 +148,30 @@ def test_a_number_of_steps_that_is_none_is_refused(steps: str) -> None:
     done = start(f"--steps={steps}")
     assert done.returncode == 2
     assert f"argument --steps: expected a positive integer, got {steps}" in done.stderr
+
+
+LEARNED = {
+    "warm-up, dense": [(0, 6.0, 0.2), (100, 2.0, 0.6)],
+    "indexer": [(100, 2.0, 0.6)],
+    "random": [(100, 3.0, 0.3)],
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "row", "steps", "said"),
+    [
+        ("random", (100, 3.0, 0.3), 100, []),
+        ("random", (100, float("nan"), 0.3), 100, ["a loss or an overlap is not finite"]),
+        ("warm-up, dense", (100, 6.0, 0.6), 100, ["the held-out loss did not fall in the warm-up"]),
+        ("indexer", (100, 2.0, 0.44), 100, ["after the warm-up the indexer's selection has 44.0%, a random one 30.0%"]),
+        ("indexer", (100, 2.0, 0.44), 99, []),
+    ],
+)
+def test_a_run_that_has_not_learned_says_so(
+    part: str, row: tuple[int, float, float], steps: int, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    assert import_module("train_dsa").not_learned({**LEARNED, part: [*LEARNED[part][:-1], row]}, steps) == said
 
 
 class Stopped(Exception):

@@ -103,13 +103,16 @@ def causal(length: int) -> Any:
     return jnp.arange(length)[None, :] <= jnp.arange(length)[:, None]
 
 
+def dense_scores(q: Any, kv: Any, scale: float) -> Any:
+    """Attention's scores [batch, s, heads, s] in float32, by JAX alone; -inf on tokens to come."""
+    scores = jnp.einsum("bshc,btc->bsht", q, kv, preferred_element_type=jnp.float32) * scale
+    return jnp.where(causal(q.shape[1])[:, None], scores, -jnp.inf)
+
+
 def dense_attention(q: Any, kv: Any, scale: float) -> tuple[Any, Any]:
-    """(out, lse) of attention to every token so far, by JAX alone: what sparse attention is measured against."""
-    scores = jnp.einsum("bshc,btc->bhst", q, kv, preferred_element_type=jnp.float32) * scale
-    scores = jnp.where(causal(q.shape[1]), scores, -jnp.inf)
-    lse = jax.nn.logsumexp(scores, -1)
-    weights = jnp.exp(scores - lse[..., None]).astype(kv.dtype)
-    return jnp.einsum("bhst,btc->bshc", weights, kv[..., :D_LATENT]), lse.transpose(0, 2, 1)
+    """(out, weights [batch, s, heads, s]) of attention to every token so far: what sparse attention is measured by."""
+    weights = jax.nn.softmax(dense_scores(q, kv, scale), -1)
+    return jnp.einsum("bsht,btc->bshc", weights.astype(kv.dtype), kv[..., :D_LATENT]), weights
 
 
 def selected(scores: Any, topk: int) -> Any:
@@ -124,19 +127,16 @@ def index_scores(q: Any, k: Any, weights: Any) -> Any:
     return jnp.where(causal(q.shape[1]), jnp.einsum("bsth,bsh->bst", products, weights), -jnp.inf)
 
 
-def warm_up_loss(q: Any, kv: Any, lse: Any, indexer: tuple[Any, Any, Any], scale: float) -> Any:
+def warm_up_loss(weights: Any, indexer: tuple[Any, Any, Any]) -> Any:
     """The KL loss of each query over every token so far, [batch, s], by JAX alone; the attention is a constant."""
-    q, kv, lse = jax.lax.stop_gradient((q, kv, lse))
-    seen = causal(q.shape[1])
-    scores = jnp.einsum("bshc,btc->bsht", q, kv, preferred_element_type=jnp.float32) * scale
-    target = jnp.where(seen, jnp.exp(scores - lse[..., None]).mean(2), 0)
-    log_index = jnp.where(seen, jax.nn.log_softmax(index_scores(*indexer), -1), 0)
+    target = jax.lax.stop_gradient(weights).mean(2)
+    log_index = jnp.where(causal(target.shape[1]), jax.nn.log_softmax(index_scores(*indexer), -1), 0)
     return jnp.where(target > 0, target * (jnp.log(jnp.maximum(target, 1e-20)) - log_index), 0).sum(-1)
 
 
 def overlap(q: Any, kv: Any, chosen: Any, setting: Setting) -> Any:
     """How many of a query's topk most attended tokens are selected, over queries that have to choose."""
-    lse = dense_attention(q, kv, setting.sm_scale)[1]
+    lse = jax.nn.logsumexp(dense_scores(q, kv, setting.sm_scale), -1)
     everything = jnp.broadcast_to(jnp.arange(q.shape[1], dtype=jnp.int32), (*q.shape[:2], q.shape[1]))
     attended = mla.attn_dist(q, kv, everything, lse, sm_scale=setting.sm_scale, causal=True)
     wanted = selected(jnp.where(causal(q.shape[1]), attended, -jnp.inf), setting.topk)
@@ -156,8 +156,8 @@ def attention(
     else:
         indices = indexed(*indexer, setting.topk)
     if kind == "dense":
-        out, lse = dense_attention(q, kv, setting.sm_scale)
-        added = weights * warm_up_loss(q, kv, lse, indexer, setting.sm_scale)
+        out, attended = dense_attention(q, kv, setting.sm_scale)
+        added = weights * warm_up_loss(attended, indexer)
     else:
         narrow = (array.astype(jnp.bfloat16) for array in indexer[:2])
         options = {"loss_weight": weights, "sm_scale": setting.sm_scale}
@@ -238,12 +238,12 @@ class Model:
         """Go on from a state."""
         self._state = jax.device_put(tuple(state[name] for name in STATE), self._device)
 
-    def step(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
-        """Learn from a batch with "dense", "indexer" or "random" attention."""
+    def step(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
+        """Learn from a batch with "dense", "indexer" or "random" attention; losses that a GPU may still be at."""
         self._state, parts = update(self._state, jax.device_put(batch, self._device), self._setting, kind)
-        return {name: float(parts[name]) for name in ("loss", "kl")}
+        return {name: parts[name] for name in ("loss", "kl")}
 
-    def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
-        """Loss on a batch, and the selection's overlap."""
-        parts = measured(self._state[0], jax.device_put(batch, self._device), self._setting, kind)
-        return {name: float(parts[name]) for name in ("loss", "overlap")}
+    def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
+        """Loss on a batch, and the selection's overlap; a GPU may still be at them."""
+        found: dict[str, Any] = measured(self._state[0], jax.device_put(batch, self._device), self._setting, kind)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -20,19 +21,26 @@ def matrix(*shape: int, fan: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape) * fan**-0.5)
 
 
-def rms(x: Any, scale: Any = 1.0) -> Any:
+def rms(x: Any, scale: Any = None) -> Any:
     """Root-mean-square normalisation."""
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * scale
+    return functional.rms_norm(x, x.shape[-1:], scale, 1e-6)
+
+
+@functools.cache
+def rotations(length: int, half: int, device: Any) -> tuple[Any, Any]:
+    """Cosines and sines [length, half] of rotary positions: a step asks for the same ones in each layer."""
+    rates = 10000.0 ** (-torch.arange(half, device=device) / half)
+    angles = torch.arange(length, device=device)[:, None] * rates
+    return angles.cos(), angles.sin()
 
 
 def rotary(x: Any) -> Any:
     """Rotary positions on the last axis, position along axis 1."""
     half = x.shape[-1] // 2
-    rates = 10000.0 ** (-torch.arange(half, device=x.device) / half)
-    angles = torch.arange(x.shape[1], device=x.device)[:, None] * rates
-    angles = angles.reshape(1, x.shape[1], *[1] * (x.ndim - 3), half)
+    shape = x.shape[1], *[1] * (x.ndim - 3), half
+    cos, sin = (table.view(shape) for table in rotations(x.shape[1], half, x.device))
     a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def causal(length: int, device: Any) -> Any:
@@ -40,13 +48,20 @@ def causal(length: int, device: Any) -> Any:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
+def dense_scores(q: Any, kv: Any, scale: float) -> Any:
+    """Attention's scores [batch, s, heads, s] in float32, by torch alone; -inf on tokens to come."""
+    _, length, heads, _ = q.shape
+    mask = torch.zeros(length, length, device=q.device).masked_fill(~causal(length, q.device), -math.inf)
+    mask = mask[:, None].expand(-1, heads, -1).reshape(1, length * heads, length)
+    # Scale and mask go into the product: by themselves each reads and writes all scores once more, forward and back.
+    scores = torch.baddbmm(mask, q.flatten(1, 2).float(), kv.float().mT, alpha=scale)
+    return scores.unflatten(1, (length, heads))
+
+
 def dense_attention(q: Any, kv: Any, scale: float) -> tuple[Any, Any]:
-    """(out, lse) of attention to every token so far, by torch alone: what sparse attention is measured against."""
-    scores = torch.einsum("bshc,btc->bhst", q.float(), kv.float()) * scale
-    scores = scores.masked_fill(~causal(q.shape[1], q.device), -math.inf)
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse[..., None]).exp().to(kv.dtype)
-    return torch.einsum("bhst,btc->bshc", weights, kv[..., :D_LATENT]), lse.transpose(1, 2)
+    """(out, weights [batch, s, heads, s]) of attention to every token so far: what sparse attention is measured by."""
+    weights = dense_scores(q, kv, scale).softmax(-1)
+    return torch.einsum("bsht,btc->bshc", weights.to(kv.dtype), kv[..., :D_LATENT]), weights
 
 
 def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
@@ -69,12 +84,10 @@ def index_scores(q: Any, k: Any, weights: Any) -> Any:
     return scores.masked_fill(~causal(q.shape[1], q.device), -math.inf)
 
 
-def warm_up_loss(q: Any, kv: Any, lse: Any, indexer: tuple[Any, Any, Any], scale: float) -> Any:
+def warm_up_loss(weights: Any, indexer: tuple[Any, Any, Any]) -> Any:
     """The KL loss of each query over every token so far, [batch, s], by torch alone; the attention is a constant."""
-    q, kv, lse = (tensor.detach() for tensor in (q, kv, lse))
-    hidden = ~causal(q.shape[1], q.device)
-    scores = torch.einsum("bshc,btc->bsht", q.float(), kv.float()) * scale
-    target = (scores - lse[..., None]).exp().mean(2).masked_fill(hidden, 0)
+    target = weights.detach().mean(2)
+    hidden = ~causal(target.shape[1], target.device)
     log_index = index_scores(*indexer).log_softmax(-1).masked_fill(hidden, 0)
     return (torch.special.xlogy(target, target.clamp(min=1e-20)) - target * log_index).sum(-1)
 
@@ -115,7 +128,7 @@ class Layer(nn.Module):
     def overlap(self, q: Any, kv: Any, chosen: Any) -> Any:
         """How many of a query's topk most attended tokens are selected, over queries that have to choose."""
         s = self.setting
-        lse = dense_attention(q, kv, s.sm_scale)[1]
+        lse = dense_scores(q, kv, s.sm_scale).logsumexp(-1)
         everything = torch.arange(q.shape[1], dtype=torch.int32, device=q.device).expand(*q.shape[:2], -1).contiguous()
         attended = mla.attn_dist(q, kv, everything, lse, sm_scale=s.sm_scale, causal=True)
         wanted = selected(attended.masked_fill(~causal(q.shape[1], q.device), -math.inf), s.topk)
@@ -127,14 +140,15 @@ class Layer(nn.Module):
         s = self.setting
         q, kv = self.absorbed(x)
         indexer = self.projected(x.detach())
+        indices = None  # as where all tokens are attended to and nothing is measured
         if kind == "random":
             order = torch.rand(*x.shape[:2], x.shape[1], device=x.device)
             indices = selected(order.masked_fill(~causal(x.shape[1], x.device), -math.inf), s.topk)
-        else:
+        elif kind == "indexer" or measure:
             indices = indexed(*indexer, s.topk)
         if kind == "dense":
-            out, lse = dense_attention(q, kv, s.sm_scale)
-            added = weights * warm_up_loss(q, kv, lse, indexer, s.sm_scale)
+            out, attended = dense_attention(q, kv, s.sm_scale)
+            added = weights * warm_up_loss(attended, indexer)
         else:
             narrow = (tensor.bfloat16() for tensor in indexer[:2])
             options = {"loss_weight": weights, "sm_scale": s.sm_scale}
@@ -164,7 +178,8 @@ class Transformer(nn.Module):
 
     def forward(self, batch: Any, weights: Any, kind: str, measure: bool = False) -> tuple[Any, dict[str, Any]]:
         """What is differentiated, and the loss and the overlap; `weights` [layers, batch, s] of the KL loss."""
-        x = rms(self.embed[batch[:, :-1]])
+        # By an index, its gradient would add the rows of a frequent byte one after the other.
+        x = rms(functional.embedding(batch[:, :-1], self.embed))
         total, found = 0.0, 0.0
         for layer, own in zip(self.layers, weights, strict=True):
             x, added, hit = layer(x, own, kind, measure)
@@ -185,14 +200,16 @@ class Model:
 
     def __init__(self, setting: Setting, device: str, seed: int = 0) -> None:
         torch.manual_seed(seed)
+        if device == "cuda":  # TF32 for products in float32, as JAX has them on a GPU
+            torch.set_float32_matmul_precision("high")
         self._setting = setting
         self._device = device
         self._network = Transformer(setting).to(device)
         self._begin()
 
     def _begin(self) -> None:
-        weights = self._network.parameters()
-        self._optimizer = torch.optim.AdamW(weights, self._setting.rate, betas=(0.9, 0.95), weight_decay=0.01)
+        options = {"betas": (0.9, 0.95), "weight_decay": 0.01, "fused": True}
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), self._setting.rate, **options)
         self._count = 0
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -212,11 +229,10 @@ class Model:
             parameter.data.copy_(torch.from_numpy(state[name]))
             parts = {key.rpartition("/")[2]: array for key, array in state.items() if key.startswith(f"{name}/")}
             for part, array in parts.items():
-                tensor = torch.tensor(array)
-                self._optimizer.state[parameter][part] = tensor if part == "step" else tensor.to(self._device)
+                self._optimizer.state[parameter][part] = torch.tensor(array, device=self._device)
 
-    def step(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
-        """Learn from a batch with "dense", "indexer" or "random" attention."""
+    def step(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
+        """Learn from a batch with "dense", "indexer" or "random" attention; losses that a GPU may still be at."""
         self._count += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._setting.rate * min(1, self._count / 20)
@@ -227,12 +243,12 @@ class Model:
         self._optimizer.zero_grad()
         total.backward()
         self._optimizer.step()
-        return {"loss": float(parts["loss"].detach()), "kl": float(weights.grad.mean())}
+        return {"loss": parts["loss"].detach(), "kl": weights.grad.mean()}
 
     @torch.no_grad()
-    def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, float]:
-        """Loss on a batch, and the selection's overlap."""
+    def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
+        """Loss on a batch, and the selection's overlap; a GPU may still be at them."""
         torch.manual_seed(0)
         weights = loss_weights(self._setting, self._device)
-        parts = self._network(torch.from_numpy(batch).to(self._device), weights, kind, True)[1]
-        return {name: float(parts[name]) for name in ("loss", "overlap")}
+        found: dict[str, Any] = self._network(torch.from_numpy(batch).to(self._device), weights, kind, True)[1]
+        return found
