@@ -6,7 +6,11 @@ shows it.
 
 from __future__ import annotations
 
+import ast
+import io
+import tokenize
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from cupymla.bench import machine
@@ -48,6 +52,28 @@ RUNS: Mapping[str, Example] = {
 """By a name that the record and the page have."""
 
 
-def content_hash() -> str:
-    """Of the programs and what they share; the package that they call has evidence of its own."""
-    return by_content.digest(*by_content.digests(FOLDER.rglob("*.py")))
+def content_hash(folder: Path = FOLDER) -> str:
+    """Of the programs and what they share, comments and docstrings aside; the package that they call has evidence of
+    its own."""
+    files = sorted(folder.rglob("*.py"))
+    return by_content.digest(*(f"{file.relative_to(folder)}\n{code_of(file.read_text('utf-8'))}" for file in files))
+
+
+def code_of(source: str) -> str:
+    """A module's lines without comments, docstrings and what is blank then; the same by every version of Python."""
+    lines = source.splitlines()
+    spans = [
+        (token.start, token.end)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    for node in ast.walk(ast.parse(source)):
+        # Positions are counted in bytes; before a docstring there are only blanks.
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first, last = node.lineno, node.end_lineno or node.lineno
+            spans.append(((first, node.col_offset), (last, len(lines[last - 1]))))
+    for (first, begin), (last, end) in spans:
+        tail = lines[last - 1][end:]
+        lines[first - 1] = lines[first - 1][:begin] + (tail if first == last else "")
+        lines[first:last] = [""] * (last - first)
+    return "\n".join(line.rstrip() for line in lines if line.strip())

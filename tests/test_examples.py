@@ -73,3 +73,15 @@ def test_the_page_says_what_ran_and_what_was_edited_since() -> None:
         "not run; edited since it passed on NVIDIA H200, 2026-11-26, in 5 s",
         *["not run"] * (len(names) - 3),
     ]
+
+
+def test_words_of_an_example_are_no_part_of_what_ran(tmp_path: Path) -> None:
+    def of(text: str) -> str:
+        (tmp_path / "a.py").write_text(text, "utf-8")
+        return examples.content_hash(tmp_path)
+
+    code = 'def f(x):\n    y = "#"\n    return y * x\n'
+    spoken = code.replace('y = "#"\n', '"""Does."""\n    # And how.\n    y = "#"  # so\n')
+    spoken = '"""Says.\n\nMore."""\n\n\n' + spoken.replace("x):", "x):  # why")
+    assert of(code) == of(spoken)
+    assert of(code) != of(code.replace('"#"', '"# "')) != of(code.replace("y * x", "x * y"))
