@@ -18,6 +18,7 @@ from . import fp8, pools
 from .cache import MARK, joined, roomy_class, static_class, whole
 from .families import FP8, Family
 from .masks import dense_mask
+from .products import by_heads
 
 DECODE_QUERIES = 8
 """Up to so many queries of a sequence, attention without gradients runs as decode."""
@@ -288,10 +289,9 @@ def attention(
     batch, heads, queries, _ = query.shape
     nope, wide = module.qk_nope_head_dim, module.v_head_dim
     expand_k, expand_v = module.kv_b_proj.weight.view(heads, nope + wide, -1).split((nope, wide), 1)
-    # A product for each head, of the queries of all sequences: one with a batch axis would copy the weights for each.
-    by_head = query.transpose(0, 1).reshape(heads, batch * queries, -1)
-    absorbed = torch.cat((torch.bmm(by_head[..., :nope], expand_k), by_head[..., nope:]), -1)
-    absorbed = absorbed.view(heads, batch, queries, -1).permute(1, 2, 0, 3)
+    # Of the queries of all sequences: a product with a batch axis would copy the weights for each.
+    absorbed = by_heads(query.transpose(1, 2).reshape(batch * queries, heads, -1), expand_k)
+    absorbed = absorbed.view(batch, queries, heads, -1)
     rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
     given = {
         "sm_scale": scaling,
@@ -317,5 +317,5 @@ def attention(
         if rows.dtype == torch.uint8:
             rows = fp8.latents(rows, key.shape[2]).to(query.dtype)
         out, _, _ = mla.sparse_mla_fwd(absorbed, rows, indices, **given)
-    by_head = torch.bmm(out.reshape(batch * queries, heads, -1).transpose(0, 1), expand_v.transpose(1, 2))
-    return by_head.transpose(0, 1).reshape(batch, queries, heads, wide), None
+    values = by_heads(out.reshape(batch * queries, heads, -1), expand_v.transpose(1, 2))
+    return values.view(batch, queries, heads, wide), None
