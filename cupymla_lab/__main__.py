@@ -21,7 +21,7 @@ COMMANDS = {
     "profile": ("profile", "read hardware counters of benchmark cases with Nsight Compute"),
     "power": ("power", "measure what calls cost in energy"),
     "variance": ("variance", "compare gradients from run to run"),
-    "training-step": ("training_step", "time forward and backward with the distribution as one step"),
+    "training-step": ("training_step", "time a training step of a DSA layer"),
     "models": ("models", "time transformers' models alone and with cupymla"),
     "scaling": ("scaling", "time sparse attention over several GPUs"),
     "pages": ("pages", "renew the generated parts of the documentation"),

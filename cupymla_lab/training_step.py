@@ -1,30 +1,55 @@
-"""What a training step of sparse attention takes: forward, then backward with the attention distribution.
+"""What a training step of one DSA layer takes: selection, attention, its backward, and the indexer's loss and backward.
 
     python -m cupymla_lab training-step --out docs/benchmarks
 
-Writes <out>/<gpu>/training_step.json: times, tokens per second, and the most memory that a step holds beside its
-inputs.
+Writes <out>/<gpu>/training_step.json and .png: times, each operator's share, tokens per second, and the memory that a
+step holds beside its inputs and results. Queries see all tokens up to their own, of which the indexer selects 2048.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cupymla.bench import machine, report, timing
-from cupymla.bench.timing import Ceilings, Timer
+from cupymla.bench.timing import Timer
 from cupymla.cli.terminal import exit_with
-from cupymla.ops.mla_cases import MlaCase, sized
 
-from .subjects import Subject
+D_QK, D_V, INDEX_HEADS, D_INDEX = 576, 512, 64, 128
 
-CASES: tuple[MlaCase, ...] = tuple(
-    sized(h, 576, 2048, 8192, kv, wants_dist=True) for h in (128, 64) for kv in (8192, 65536)
-)
+COLORS = {
+    "indexer_topk": "#4477aa",
+    "sparse_mla_fwd": "#228833",
+    "sparse_mla_bwd": "#cc6677",
+    "indexer_loss": "#ddaa33",
+    "indexer_bwd": "#882255",
+}
+"""The operators in their order, and the colours of their parts of a bar."""
+
+RESULTS = ("out", "dq", "dkv", "loss", "d_index_q", "d_index_k", "d_weights")
+"""What a step leaves; the rest is for nobody after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: query heads, tokens, and the tokens that a query selects."""
+
+    heads: int
+    tokens: int
+    topk: int = 2048
+
+    @property
+    def name(self) -> str:
+        """As its row is called."""
+        return f"h{self.heads}_t{self.tokens}_k{self.topk}_index{INDEX_HEADS}"
+
+
+CASES = tuple(Step(heads, tokens) for tokens in (8192, 65536) for heads in (128, 64, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,42 +58,103 @@ class StepRow:
 
     Attributes:
         case: its name.
-        forward_us: the forward alone, as measured, in microseconds.
-        backward_us: the backward with the distribution alone, likewise.
-        step_us: both, one behind the other.
+        operator_us: each operator alone, as measured, in microseconds.
+        step_us: all of them, one behind the other.
         tokens_per_second: query tokens.
-        of_ceiling: operations of both per time less the empty kernel's, as a share of the bf16 matrix rate.
-        peak_bytes: the most that a step holds beside its inputs: outputs, gradients and workspaces.
-        input_bytes: q, kv, indices and dout.
+        working_bytes: the most that a step holds beside its inputs and results.
+        input_bytes, result_bytes: of these.
     """
 
     case: str
-    forward_us: float
-    backward_us: float
+    operator_us: dict[str, float]
     step_us: float
     tokens_per_second: float
-    of_ceiling: float
-    peak_bytes: int
+    working_bytes: int
     input_bytes: int
+    result_bytes: int
 
 
-def row(
-    case: MlaCase, us: tuple[float, float, float], ceilings: Ceilings, peak_bytes: int, input_bytes: int
-) -> StepRow:
-    """Measured times (forward, backward, both) as a row."""
-    flops = sum(Subject(name).cases.flops(case) for name in ("sparse_mla_fwd", "sparse_mla_bwd"))
-    forward_us, backward_us, step_us = us
-    busy_us = max(step_us - ceilings.empty_us, 1e-3)
-    return StepRow(
-        case.name,
-        round(forward_us, 2),
-        round(backward_us, 2),
-        round(step_us, 2),
-        tokens_per_second=round(case.queries / step_us * 1e6, 1),
-        of_ceiling=round(flops / busy_us / 1e6 / ceilings.cublas_bf16_tflops, 4),
-        peak_bytes=peak_bytes,
-        input_bytes=input_bytes,
-    )
+Arrays = dict[str, Any]
+
+ROWS_AT_A_TIME = 1024
+
+
+def arrays(step: Step, xp: Any, seed: int = 0) -> Arrays:
+    """Random inputs of a step: normal queries and keys, bf16, and weights that are positive, float32."""
+    import ml_dtypes
+
+    rng = xp.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        # By bits, rounded half up: CuPy knows no bfloat16. A few rows at a time, for they are twice as large before.
+        bits = xp.empty(shape, xp.uint16)
+        for first in range(0, shape[0], ROWS_AT_A_TIME):
+            rows = bits[first : first + ROWS_AT_A_TIME]
+            wide = rng.standard_normal(rows.shape, dtype=xp.float32).view(xp.uint32)
+            rows[...] = ((wide + xp.uint32(1 << 15)) >> 16).astype(xp.uint16)
+        return bits.view(ml_dtypes.bfloat16)
+
+    return {
+        "q": normal(step.tokens, step.heads, D_QK),
+        "kv": normal(step.tokens, D_QK),
+        "dout": normal(step.tokens, step.heads, D_V),
+        "index_q": normal(step.tokens, INDEX_HEADS, D_INDEX),
+        "index_k": normal(step.tokens, D_INDEX),
+        "weights": xp.abs(rng.standard_normal((step.tokens, INDEX_HEADS), dtype=xp.float32)) / INDEX_HEADS,
+    }
+
+
+def operators(
+    step: Step, given: Arrays, xp: Any
+) -> Mapping[str, tuple[Callable[[], Arrays], Callable[[Sequence[Any]], None]]]:
+    """For each operator, in order: its arguments, made of `given`, and a function that adds its results to `given`."""
+    index = ("index_q", "index_k", "weights")
+
+    def indexer() -> Arrays:
+        return dict(zip(("q", "k", "weights"), (given[name] for name in index), strict=True))
+
+    def chosen() -> Arrays:
+        return {"indices": given["indices"], "topk_length": given["count"]}
+
+    def attention() -> Arrays:
+        return {"q": given["q"], "kv": given["kv"], "sm_scale": math.sqrt(1 / D_QK), **chosen()}
+
+    def backward() -> Arrays:
+        dist = xp.empty((step.tokens, step.topk), xp.float32)
+        return {**attention(), **{name: given[name] for name in ("out", "dout", "lse")}, "attn_dist": dist}
+
+    def keeps(*names: str) -> Callable[[Sequence[Any]], None]:
+        return lambda results: given.update(zip(names, results, strict=True))
+
+    return {
+        "indexer_topk": (lambda: {**indexer(), "topk": step.topk, "causal": True}, keeps("indices", "count")),
+        "sparse_mla_fwd": (attention, keeps("out", "max_logits", "lse")),
+        "sparse_mla_bwd": (backward, keeps("dq", "dkv", "attn_dist")),
+        "indexer_loss": (
+            lambda: {**indexer(), **chosen(), "target": given["attn_dist"]},
+            keeps("loss", "grad_logits"),
+        ),
+        "indexer_bwd": (
+            lambda: {**indexer(), **chosen(), "grad_logits": given["grad_logits"]},
+            keeps("d_index_q", "d_index_k", "d_weights"),
+        ),
+    }
+
+
+def run(step: Step, given: Arrays, xp: Any) -> Arrays:
+    """One step by ordinary calls: `given` with all that they return."""
+    import cupymla
+
+    for name, (arguments, keep) in operators(step, given, xp).items():
+        keep(results_of(getattr(cupymla, name), arguments()))
+    return given
+
+
+def results_of(operator: Callable[..., Any], arguments: Arrays) -> tuple[Any, ...]:
+    """What a call returns, and behind it the distribution that it was given a place for."""
+    returned = tuple(operator(**arguments))
+    dist = arguments.get("attn_dist")
+    return returned if dist is None or any(array is dist for array in returned) else (*returned, dist)
 
 
 def peak_bytes(step: Callable[[], object]) -> int:
@@ -95,29 +181,64 @@ def peak_bytes(step: Callable[[], object]) -> int:
     return int(watch.most)
 
 
-def measure(case: MlaCase, timer: Timer, ceilings: Ceilings) -> StepRow:
-    """Time a step of the case on the current device."""
+def measure(step: Step, timer: Timer) -> StepRow:
+    """Time a step on the current device."""
     import cupy
 
-    forward, backward = (Subject(name).call for name in ("sparse_mla_fwd", "sparse_mla_bwd"))
-    given = Subject("sparse_mla_bwd").cases.inputs(case, 0, cupy)
-    shared = {name: given[name] for name in ("q", "kv", "indices")}
-    dout = given["dout"]
+    import cupymla
 
-    def step() -> object:
-        out, _, lse = forward(**shared)
-        dist = cupy.empty((case.s_q, case.topk), cupy.float32)
-        return backward(**shared, out=out, dout=dout, lse=lse, attn_dist=dist), dist
-
-    step()
-    most = peak_bytes(step)
-    out, _, lse = forward(**shared)
-    dist = cupy.empty((case.s_q, case.topk), cupy.float32)
-    first = forward.prepare(**shared)
-    second = backward.prepare(**shared, out=out, dout=dout, lse=lse, attn_dist=dist)
-    us = timer.us(first), timer.us(second), timer.us(lambda: (first(), second()))
+    inputs = arrays(step, cupy)
+    made = run(step, dict(inputs), cupy)
+    result_bytes = sum(made[name].nbytes for name in RESULTS)
+    calls = {
+        name: getattr(cupymla, name).prepare(**arguments())
+        for name, (arguments, _) in operators(step, made, cupy).items()
+    }
+    operator_us = {name: round(timer.us(call), 2) for name, call in calls.items()}
+    step_us = timer.us(lambda: [call() for call in calls.values()])
+    made.clear()
+    calls.clear()
     cupy.get_default_memory_pool().free_all_blocks()
-    return row(case, us, ceilings, most, dout.nbytes + sum(array.nbytes for array in shared.values()))
+    most = peak_bytes(lambda: run(step, dict(inputs), cupy))
+    input_bytes = sum(array.nbytes for array in inputs.values())
+    per_second = round(step.tokens / step_us * 1e6, 1)
+    return StepRow(
+        step.name, operator_us, round(step_us, 2), per_second, most - result_bytes, input_bytes, result_bytes
+    )
+
+
+def draw(rows: Sequence[StepRow], title: str, file: Path) -> None:
+    """One bar a step, of its operators' shares; time, tokens a second and memory beside it. Needs matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(10.0, 1.6 + 0.38 * len(rows)), layout="constrained")
+    for place, row in enumerate(rows):
+        left, whole = 0.0, sum(row.operator_us.values())
+        for name, color in COLORS.items():
+            share = 100 * row.operator_us[name] / whole
+            axes.barh(place, share, left=left, color=color, height=0.7, label=name if place == 0 else None)
+            if share >= 4:
+                middle = left + share / 2
+                axes.text(middle, place, f"{share:.0f}%", ha="center", va="center", fontsize=8, color="#ffffff")
+            left += share
+        told = (
+            f"{row.step_us / 1e3:.1f} ms, {row.tokens_per_second / 1e3:.0f}k tokens/s, {row.working_bytes / 1e9:.2f} GB"
+        )
+        axes.text(101, place, told, va="center", fontsize=8)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), [row.case for row in rows], fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("share of the operators' time, percent; memory beside inputs and results", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=len(COLORS), fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,13 +254,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     timer = Timer()
     limits = timing.ceilings(timer)
-    rows = []
+    rows: list[StepRow] = []
     for case in CASES:
-        rows.append(measure(case, timer, limits))
+        rows.append(measure(case, timer))
         print(rows[-1], flush=True)
-    content = {"ceilings": limits.as_dict(), "rows": [asdict(found) for found in rows]}
-    if options.out:
-        report.write(options.out, "training_step", {**machine.provenance(options.commit), **content})
+        if options.out:
+            content = {"ceilings": limits.as_dict(), "rows": [asdict(found) for found in rows]}
+            found = machine.provenance(options.commit)
+            file = report.write(options.out, "training_step", {**found, **content})
+            draw(rows, f"training step of a DSA layer on {found['gpu']}, {found['date']}", file.with_suffix(".png"))
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupymla import cli, driver
@@ -21,7 +22,6 @@ from cupymla.bench.processes import Lost
 from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
 from cupymla.ops import registry
-from cupymla.ops.mla_cases import sized
 from cupymla_lab import scaling, training_step, without_gpu
 from cupymla_lab.subjects import Subject
 
@@ -118,7 +118,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("h200")
 def test_measurements_begin_with_where_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of scaling, of a training step and of host times, as their commands write them."""
-    measured = training_step.StepRow("case", 1.0, 2.0, 3.0, 4.0, 0.5, 6, 7)
+    measured = training_step.StepRow("case", dict.fromkeys(training_step.COLORS, 2e3), 1e4, 8e5, 3 << 28, 6, 7)
     monkeypatch.setattr(training_step, "Timer", lambda: None)
     monkeypatch.setattr(timing, "ceilings", lambda timer: LIMITS)
     monkeypatch.setattr(training_step, "measure", lambda *_: measured)
@@ -128,7 +128,8 @@ def test_measurements_begin_with_where_they_were_made(tmp_path: Path, monkeypatc
     assert training_step.main(["--out", str(tmp_path), "--commit", "def"]) == 0
     assert scaling.main() == 0
     assert cli.main(["bench", "attn_dist", "--host", "--out", str(tmp_path)]) == 0
-    found = {file.name: json.loads(file.read_text()) for file in (tmp_path / "h200").iterdir()}
+    found = {file.name: json.loads(file.read_text()) for file in (tmp_path / "h200").glob("*.json")}
+    assert (tmp_path / "h200" / "training_step.png").stat().st_size > 10_000
     rest = {"training_step.json": ["ceilings", "rows"], "host.json": ["rows"]}
     rest |= {"scaling.json": ["problem", "layer", "rows"]}
     assert {name: list(content) for name, content in found.items()} == {
@@ -344,27 +345,38 @@ def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixt
         subject.those(subject.cases.CASES, ["nothing like it"])
 
 
-def test_a_training_step_counts_both_ways() -> None:
-    """Rates follow from the time of both passes, the empty kernel's taken off where operations are counted."""
-    case = training_step.CASES[0]
-    assert (case.h_q, case.s_q, case.s_kv, case.topk, case.wants_dist) == (128, 8192, 8192, 2048, True)
-    limits = Ceilings(800.0, 4.0, 4.4, 4.0)
-    found = training_step.row(case, (1000.0, 3000.0, 4004.0), limits, 7, 9)
-    forward = 2 * 8192 * 2048 * 128 * (576 + 512)
-    backward = 2 * 8192 * 2048 * 128 * (3 * 576 + 2 * 512)
-    assert found.of_ceiling == pytest.approx((forward + backward) / 4e-3 / 800e12, rel=1e-3)
-    assert found.tokens_per_second == pytest.approx(8192 / 4004e-6, rel=1e-3)
-    assert (found.forward_us, found.backward_us, found.peak_bytes, found.input_bytes) == (1000.0, 3000.0, 7, 9)
+def test_a_training_step_is_that_of_dsa_attention() -> None:
+    """The same results and gradients as of the operator that frameworks differentiate."""
+    torch = pytest.importorskip("torch")
+    from cupymla.interop import torch as mla
+
+    step = training_step.Step(heads=2, tokens=24, topk=8)
+    made = training_step.run(step, training_step.arrays(step, np), np)
+
+    def tensor(name: str) -> Any:
+        array = made[name]
+        narrow = array.dtype.name == "bfloat16"
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if narrow else torch.from_numpy(array)
+
+    q, kv, iq, ik, iw = (tensor(name).clone().requires_grad_() for name in ("q", "kv", "index_q", "index_k", "weights"))
+    weight = torch.ones(step.tokens, requires_grad=True)
+    options: Any = {"loss_weight": weight, "topk_length": tensor("count"), "sm_scale": 576**-0.5}
+    out, _, aux = mla.dsa_attention(q, kv, iq, ik, iw, tensor("indices"), **options)
+    torch.testing.assert_close(out, tensor("out"))
+    torch.autograd.backward((out, aux), (tensor("dout"), torch.ones_like(aux)))
+    results = ("dq", "dkv", "d_index_q", "d_index_k", "d_weights", "loss")
+    for given, name in zip((q, kv, iq, ik, iw, weight), results, strict=True):
+        torch.testing.assert_close(given.grad, tensor(name), msg=name)
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_training_step_is_measured() -> None:
-    limits = Ceilings(800.0, 4.0, 4.4, 4.0)
-    found = training_step.measure(sized(64, 576, 128, 256, 512, wants_dist=True), timing.Timer(), limits)
-    assert 0 < found.forward_us < found.step_us
-    # The forward's results, the distribution and the gradients at least.
-    assert found.peak_bytes >= 256 * 64 * (512 * 2 + 4 + 576 * 2) + 256 * 128 * 4 + 512 * 576 * 2
+    found = training_step.measure(training_step.Step(64, 512, 128), timing.Timer())
+    assert set(found.operator_us) == set(training_step.COLORS)
+    assert 0 < max(found.operator_us.values()) < found.step_us
+    # The selection, the distribution and the gradient of its scores at least.
+    assert found.working_bytes >= 3 * 512 * 128 * 4
 
 
 def test_host_times_are_those_of_the_quietest_round(monkeypatch: pytest.MonkeyPatch) -> None:
