@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import pytest
 from plan_kit import require_mirrored
 
@@ -99,3 +100,17 @@ def test_what_no_kernel_serves_is_refused() -> None:
 
 def test_the_record_is_the_kernels() -> None:
     require_mirrored(cuda.Parameters, "topk/sm80/params.cuh")
+
+
+@pytest.mark.parametrize("columns", [32768, 65536, 131072, 262144, 524288, 1 << 20])
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_what_a_sample_lets_through_has_room_but_for_rare_rows(columns: int, rows: int) -> None:
+    """The threshold is the score of some rank in a sample; how many reach it, of independent scores, is drawn here. With
+    room for 5120 entries all rows of a million columns were read twice."""
+    chosen = plan.long_plan(replace(PROBLEM, rows=rows, columns=columns), SM90, 132)
+    sample = chosen.threads * 8
+    mean = 2048 / columns * sample
+    rank = int(mean + 6 * np.sqrt(mean * (1 - 2048 / columns))) + 2  # `first_rank` in cuda/topk/sm80/stream.cuh
+    passed = np.random.default_rng(0).beta(rank, sample - rank + 1, 10000) * columns
+    assert (passed > chosen.capacity).mean() < 0.01
+    assert (passed < 2048).mean() < 0.001

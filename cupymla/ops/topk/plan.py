@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ... import arch as arches
@@ -16,10 +17,15 @@ TARGETS = ("sm_80", "sm_90", "sm_100f")
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which rows lie (CUDA C++ Programming Guide)."""
 
-# Bytes of an entry's place, and entries that shared memory has room for: the threshold from a sample lets about half as
-# many again through as are wanted, with a deviation of a tenth of that (cuda/topk/sm80/stream.cuh).
+# Bytes of an entry's place, and entries that shared memory has room for at least: the threshold from a sample lets
+# about half as many again through as are wanted, with a deviation of a tenth of that, and more of long rows.
 _PLACE_BYTES = 8
 _LEAST_CAPACITY = 4096
+_SAMPLED = 8  # columns of a thread, in the sample
+_DEVIATIONS = 6.0  # `kDeviations` in cuda/topk/sm80/stream.cuh
+_ROOM_DEVIATIONS = 3.0
+"""Of the number that the threshold lets through, as which there is room for more than that: where it overflows, the row
+is read again."""
 _MOST_STREAMED = 4096  # topk
 _SMALL_THREADS, _THREADS, MOST_THREADS = 256, 512, 1024
 
@@ -149,21 +155,38 @@ def long_plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     rows = _rows(problem, arch)
     columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
     clusters = has_clusters(arch) and columns >= CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
-    large = MOST_THREADS if rows <= multiprocessors else _THREADS
-    threads = _SMALL_THREADS if columns <= _SMALL_ROW else large
-    capacity = max(_LEAST_CAPACITY, -(-topk * 5 // 2 // 128) * 128)
     # 16-byte groups may begin before the first column.
     words = -(-(columns + 2 * 8) // 32)
     piece = 0
     if problem.options.order == "score":
         piece = 1 << max(5, (min(topk, _MOST_SORTED) - 1).bit_length())
-    room = arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES
-    chosen = Plan(source, rows, threads, 1, capacity, True, words, piece)
+    own_bytes = STORAGE_BYTES + _RESERVED_BYTES
+    room = arch.smem_bytes - own_bytes
+
+    def streamed(threads: int) -> Plan:
+        least = max(_LEAST_CAPACITY, -(-topk * 5 // 2 // 128) * 128)
+        chosen = Plan(source, rows, threads, 1, least, True, words, piece)
+        more = min(_let_through(columns, topk, threads), least + (room - chosen.array_bytes) // _PLACE_BYTES)
+        return replace(chosen, capacity=max(least, more // 128 * 128))
+
+    chosen = streamed(_SMALL_THREADS if columns <= _SMALL_ROW else _THREADS)
+    one_at_a_time = rows <= multiprocessors or 2 * (chosen.array_bytes + own_bytes) > arch.smem_bytes
+    if columns > _SMALL_ROW and one_at_a_time:
+        chosen = streamed(MOST_THREADS)
     if topk > _MOST_STREAMED or (piece and piece < topk) or chosen.array_bytes > room:
         while piece and (_LEAST_CAPACITY + piece) * _PLACE_BYTES + 4 > room:
             piece //= 2
-        return Plan(source, rows, threads, 1, _LEAST_CAPACITY, False, 0, piece)
+        return Plan(source, rows, chosen.threads, 1, _LEAST_CAPACITY, False, 0, piece)
     return replace(chosen, ctas=rows * _CLUSTER, cluster=_CLUSTER) if clusters else chosen
+
+
+def _let_through(columns: int, topk: int, threads: int) -> int:
+    """Entries that the threshold from a sample of independent scores lets through, but for rare rows: its rank is that
+    of cuda/topk/sm80/stream.cuh, `first_rank`."""
+    sample, share = min(columns, threads * _SAMPLED), topk / columns if columns else 0.0
+    mean = share * sample
+    rank = mean + _DEVIATIONS * math.sqrt(mean * (1 - min(share, 1.0))) + 2
+    return math.ceil((rank + _ROOM_DEVIATIONS * math.sqrt(rank)) * columns / max(sample, 1) / 128) * 128
 
 
 STORAGE_BYTES = 10240
