@@ -105,8 +105,8 @@ def test_the_record_is_the_kernels() -> None:
 @pytest.mark.parametrize("columns", [32768, 65536, 131072, 262144, 524288, 1 << 20])
 @pytest.mark.parametrize("rows", [64, 4096])
 def test_what_a_sample_lets_through_has_room_but_for_rare_rows(columns: int, rows: int) -> None:
-    """The threshold is the score of some rank in a sample; how many reach it, of independent scores, is drawn here. With
-    room for 5120 entries all rows of a million columns were read twice."""
+    """The threshold is the score of some rank in a sample; how many reach it, of independent scores, is drawn here.
+    With room for 5120 entries all rows of a million columns were read twice."""
     chosen = plan.long_plan(replace(PROBLEM, rows=rows, columns=columns), SM90, 132)
     sample = chosen.threads * 8
     mean = 2048 / columns * sample
