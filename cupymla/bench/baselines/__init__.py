@@ -97,7 +97,14 @@ def make(name: str, maker: Maker, case: Case, inputs: dict[str, Any], outputs: t
             return Baseline(name, str(version), call, by_name)
         case (call, str(version), read) if callable(call) and callable(read):
             return Baseline(name, str(version), call, read)
-    raise InputError(f"baseline {name}", "(call, version), (call, version, read) or None", repr(made))
+    raise InputError(f"baseline {name}", "(call, version), (call, version, read) or None", _types(made))
+
+
+def _types(made: object) -> str:
+    """Of what a maker returned: the text of a tensor says nothing, and much of it."""
+    if isinstance(made, tuple):
+        return f"({', '.join(type(part).__name__ for part in made)})"
+    return type(made).__name__
 
 
 @functools.cache
