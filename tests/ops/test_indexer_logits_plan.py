@@ -40,6 +40,17 @@ def test_every_score_is_written_however_many_ctas_share(multiprocessors: int) ->
         assert {launch.grid[0] for launch in machine.launches} == {multiprocessors}
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("keys", [100, 300])
+def test_query_buffers_come_round(keys: int) -> None:
+    """Five query tiles in one CTA. With one key tile each, a consumer has none in every second; with three, its last
+    weights are read when the next query tile has begun."""
+    unseen = next(case for case in Subject("indexer_logits").cases.CASES if case.name.endswith("causal_unseen"))
+    case = replace(unseen, queries=40, keys=keys, q_start=keys - 40)
+    with emulated("sm_90a", 1) as machine:
+        compare.require(machine.check("indexer_logits", case))
+
+
 @pytest.mark.parametrize(
     ("heads", "filled"), [(1, 8), (8, 8), (9, 16), (32, 32), (33, 64), (64, 64), (65, 128), (128, 128)]
 )
