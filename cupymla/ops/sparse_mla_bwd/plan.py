@@ -1,5 +1,7 @@
-"""Which kernels serve a backward problem, and in which order; `paths` says which path is taken, a file for each. Pure: no
-array, no driver."""
+"""Which kernels serve a backward problem, and in which order. Which path it takes, `paths` says, a file for each.
+
+Pure: no array, no driver.
+"""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def variant(
 def _path(arch: Arch, block_heads: int, rows: Rows, queries: int) -> Path:
     """One that has the kernels of these words, if any has."""
     if queries > 1:
-        return PackedQueries(rows, group=queries)
+        return PackedQueries(rows, queries=queries, block_heads=GROUP_HEADS[queries])
     if arch.name == Blackwell.arch_name:
-        return Blackwell(rows, channels_of=block_heads)
+        return Blackwell(rows, block_heads=block_heads)
     return Single(rows) if block_heads == BLOCK_HEADS[0] else Cluster(rows)
 
 

@@ -16,13 +16,9 @@ from .path import BLOCK_HEADS, Path
 
 @dataclass(frozen=True, slots=True)
 class Blackwell(Path):
-    """A pair of CTAs a query.
+    """A pair of CTAs a query."""
 
-    Attributes:
-        channels_of: query heads that they take at a time.
-    """
-
-    channels_of: int = BLOCK_HEADS[1]
+    block_heads: int = BLOCK_HEADS[1]
 
     title: ClassVar[str] = "2-CTA pair"
     arch_name: ClassVar[str] = "sm_100f"
@@ -30,19 +26,18 @@ class Blackwell(Path):
     gathers: ClassVar[bool] = True
     own_units: ClassVar[Mapping[str, units.Unit]] = units.BLACKWELL
 
-    @property
-    def block_heads(self) -> int:
-        return self.channels_of
-
     @classmethod
     def every(cls) -> Iterator[Self]:
+        """Rows are added or stored whole."""
         for heads in BLOCK_HEADS:
-            yield from (cls(channels_of=heads), cls("float32", channels_of=heads))
+            yield from (cls(block_heads=heads), cls("float32", block_heads=heads))
 
     @classmethod
     def ways(cls, problem: Problem) -> Iterator[Self]:
+        """One."""
         heads = next((heads for heads in BLOCK_HEADS if problem.shared.h_q <= heads), BLOCK_HEADS[-1])
-        yield cls("float32" if problem.shared.options.deterministic else "added", channels_of=heads)
+        yield cls("float32" if problem.shared.options.deterministic else "added", block_heads=heads)
 
     def pays_somewhere(self, problem: Problem) -> bool:
+        """Everywhere."""
         return True

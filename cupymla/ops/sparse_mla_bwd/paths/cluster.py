@@ -7,6 +7,9 @@ columns does not fit in L2, with more than 128 heads, and of a dkv in float32 th
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ....errors import UnsupportedError, shown
 from .. import units
@@ -25,22 +28,22 @@ CLUSTER_TOPK = 1 << 26
 cuda/sparse_mla_bwd/sm90/cluster_consumer.cuh."""
 
 
+@dataclass(frozen=True, slots=True)
 class Cluster(Path):
     """A 2-CTA cluster a query."""
 
-    __slots__ = ()
-    title = "2-CTA cluster"
-    heads = range(CTA_HEADS + 1, sys.maxsize)
-    cluster = row_ctas = 2
-    has_cluster_sums = True
-    own_units = units.CLUSTER
-    packed_units = {"sum": units.CLUSTER_SUM}
+    block_heads: int = BLOCK_HEADS[1]
 
-    @property
-    def block_heads(self) -> int:
-        return BLOCK_HEADS[1]
+    title: ClassVar[str] = "2-CTA cluster"
+    heads: ClassVar[range] = range(CTA_HEADS + 1, sys.maxsize)
+    cluster: ClassVar[int] = 2
+    row_ctas: ClassVar[int] = 2
+    has_cluster_sums: ClassVar[bool] = True
+    own_units: ClassVar[Mapping[str, units.Unit]] = units.CLUSTER
+    packed_units: ClassVar[Mapping[str, units.Unit]] = {"sum": units.CLUSTER_SUM}
 
     def require(self, problem: Problem) -> None:
+        """Raise UnsupportedError for more entries than it can count."""
         shared = problem.shared
         if shared.topk > CLUSTER_TOPK:
             wanted = f"{OPERATOR} with a topk of {shown(shared.topk)} and {shared.h_q} heads"

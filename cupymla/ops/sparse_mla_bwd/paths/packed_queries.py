@@ -35,46 +35,39 @@ _MARGIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PackedQueries(Path):
-    """One CTA a query group.
+    """One CTA a query group."""
 
-    Attributes:
-        group: queries of one.
-    """
-
-    group: int = 4
+    queries: int = 4
+    block_heads: int = GROUP_HEADS[4]
 
     title: ClassVar[str] = "packed queries"
     own_units: ClassVar[Mapping[str, units.Unit]] = units.PACKED
     packed_units: ClassVar[Mapping[str, units.Unit]] = units.STORED
 
-    @property
-    def forms(self) -> tuple[str, ...]:
-        return (str(self.group),)
-
-    @property
-    def queries(self) -> int:
-        return self.group
-
-    @property
-    def block_heads(self) -> int:
-        return GROUP_HEADS[self.group]
-
     @classmethod
     def every(cls) -> Iterator[Self]:
-        for group in GROUP_HEADS:
-            yield from (cls(group=group), cls("packed", group=group))
+        """Of each number of queries; stored rows are packed."""
+        for rows in ("added", "packed"):
+            yield from (cls(rows, queries=queries, block_heads=heads) for queries, heads in GROUP_HEADS.items())
 
     @classmethod
     def ways(cls, problem: Problem) -> Iterator[Self]:
-        shared, rows = problem.shared, fixed_order.rows(problem)[0]
-        if rows == "float32" or not 0 < shared.s_kv <= GROUP_TOKENS:  # sums are made of packed rows alone
-            return
-        for group, heads in GROUP_HEADS.items():
-            if shared.h_q <= heads and group * shared.topk <= GROUP_ENTRIES:
-                yield cls(rows, group=group)
+        """More queries before less. Sums are made of packed rows alone."""
+        shared, best = problem.shared, fixed_order.rows(problem)[0]
+        if 0 < shared.s_kv <= GROUP_TOKENS:
+            for path in cls.every():
+                has_room = shared.h_q <= path.block_heads and path.queries * shared.topk <= GROUP_ENTRIES
+                if has_room and path.rows == best:
+                    yield path
 
     def pays(self, problem: Problem, multiprocessors: int) -> bool:
-        return packs_queries(problem, self.group, multiprocessors)
+        """Whether it takes less time than queries by themselves."""
+        return packs_queries(problem, self.queries, multiprocessors)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """How many are packed."""
+        return (str(self.queries),)
 
 
 def packs_queries(problem: Problem, queries: int, multiprocessors: int) -> bool:

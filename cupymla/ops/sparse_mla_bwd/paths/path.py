@@ -48,10 +48,14 @@ class Path:
     Attributes:
         rows: what becomes of the rows that entries add.
         in_order: whether queries take their rows in the order of tokens, not of entries.
+        queries: how many neighbouring ones are packed; 1 where each takes its own rows.
+        block_heads: query heads that are taken at a time.
     """
 
     rows: Rows = "added"
     in_order: bool = False
+    queries: int = 1
+    block_heads: int = BLOCK_HEADS[0]
 
     title: ClassVar[str]
     """As measurements call it."""
@@ -73,6 +77,9 @@ class Path:
 
     gathers: ClassVar[bool] = False
     """Whether it gathers rows of kv by TMA."""
+
+    attention_stages: ClassVar[tuple[Stage, ...]] = ("attention",)
+    """The stages of its attention."""
 
     own_units: ClassVar[Mapping[str, units.Unit]] = {}
     """What it has in the place of `units.SINGLE`."""
@@ -123,16 +130,6 @@ class Path:
         return ()
 
     @property
-    def queries(self) -> int:
-        """How many neighbouring ones are packed; 1 where each takes its own rows."""
-        return 1
-
-    @property
-    def block_heads(self) -> int:
-        """Query heads that it takes at a time."""
-        return BLOCK_HEADS[0]
-
-    @property
     def stages(self) -> tuple[Stage, ...]:
         """What it may launch."""
         listing: tuple[Stage, ...] = ()
@@ -144,11 +141,6 @@ class Path:
             listing = ("clear", "count", "scan", "place")
         sums: tuple[Stage, ...] = () if self.rows == "added" else ("sum",)
         return ("zero", "sink_lse", *listing, *self.attention_stages, *sums, "round", "sink")
-
-    @property
-    def attention_stages(self) -> tuple[Stage, ...]:
-        """Those of the attention."""
-        return ("attention",)
 
     def attention(self, problem: Problem, first: int, last: int) -> Iterator[Launch]:
         """The launches that attend to these queries, or query groups."""

@@ -6,14 +6,18 @@ queries' own entries. Deterministic, it has an attention of its own that packs t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
 from .. import units
 from .path import CTA_HEADS, Path
 
 
+@dataclass(frozen=True, slots=True)
 class Single(Path):
     """One CTA a query."""
 
-    __slots__ = ()
-    title = "single query"
-    heads = range(1, CTA_HEADS + 1)
-    packed_units = units.STORED
+    title: ClassVar[str] = "single query"
+    heads: ClassVar[range] = range(1, CTA_HEADS + 1)
+    packed_units: ClassVar[Mapping[str, units.Unit]] = units.STORED

@@ -56,62 +56,61 @@ class TwoPhase(Path):
         columns_outermost: whether these are made of all queries for some columns first, then for the next.
     """
 
+    block_heads: int = BLOCK_HEADS[1]
     columns_outermost: bool = False
 
     title: ClassVar[str] = "two-phase"
     heads: ClassVar[range] = range(HEADS[0], HEADS[1] + 1)
     row_ctas: ClassVar[int] = HEADS[1] // CTA_HEADS
     has_cluster_sums: ClassVar[bool] = True
+    attention_stages: ClassVar[tuple[Stage, ...]] = STAGES
     own_units: ClassVar[Mapping[str, units.Unit]] = units.CLUSTER
     packed_units: ClassVar[Mapping[str, units.Unit]] = {"sum": units.CLUSTER_SUM}
 
-    @property
-    def forms(self) -> tuple[str, ...]:
-        return ("split-N",) if self.columns_outermost else ()
-
-    @property
-    def block_heads(self) -> int:
-        return BLOCK_HEADS[1]
-
-    @property
-    def attention_stages(self) -> tuple[Stage, ...]:
-        return STAGES
-
     @classmethod
     def every(cls) -> Iterator[Self]:
-        yield from (cls(), cls(in_order=True), cls("packed"))
+        """Stored rows are packed, and need no splits."""
+        for in_order in (True, False):
+            yield from (cls(in_order=in_order, columns_outermost=outermost) for outermost in (True, False))
+        yield cls("packed")
 
     @classmethod
     def ways(cls, problem: Problem) -> Iterator[Self]:
-        rows = fixed_order.rows(problem)[0]
-        if not can_take(problem) or rows == "float32":
-            return
-        if rows == "packed":
-            yield cls(rows)
-            return
-        for in_order in (True, False) if token_order.can_sort(problem) else (False,):
-            yield from (cls(in_order=in_order, columns_outermost=outermost) for outermost in (True, False))
+        """In either order, with or without splits of the columns, whose rules exclude each other."""
+        if can_take(problem):
+            best, can_sort = fixed_order.rows(problem)[0], token_order.can_sort(problem)
+            yield from (path for path in cls.every() if path.rows == best and (can_sort or not path.in_order))
 
     def pays(self, problem: Problem, multiprocessors: int) -> bool:
+        """Whether it is faster than a 2-CTA cluster, and its form the fastest."""
         return (
             takes(problem, multiprocessors)
             and self.in_order == self.is_better_in_order(problem, multiprocessors)
             and self.columns_outermost == columns_outermost(problem, multiprocessors)
         )
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Whether columns are split."""
+        return ("split-N",) if self.columns_outermost else ()
+
     def attention(self, problem: Problem, first: int, last: int) -> Iterator[Launch]:
+        """Both phases."""
         yield Launch("p_ds", (last - first) * self.row_ctas, first, last)
         column_splits = dq_dkv_ctas(problem)
         splits = column_splits if self.columns_outermost else 1
         yield Launch("dq_dkv", (last - first) * column_splits // splits, first, last, column_splits=splits)
 
     def wave(self, multiprocessors: int) -> int:
+        """Whole waves of either phase."""
         return multiprocessors
 
     def held(self, problem: Problem) -> tuple[Held, ...]:
-        return (*Path.held(self, problem), Held(self.p_ds_bytes(problem), P_DS_BYTES))
+        """P and dS besides."""
+        return (*Path.held(self, problem), Held(p_ds_bytes(problem), P_DS_BYTES))
 
     def p_ds_bytes(self, problem: Problem) -> int:
+        """As the function says."""
         return p_ds_bytes(problem)
 
 
