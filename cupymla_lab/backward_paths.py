@@ -39,6 +39,7 @@ from .subjects import Subject
 
 OPERATOR = spec.OPERATOR
 FILE = f"{OPERATOR}.paths"
+REPEATS = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def measure(
             differences[name] = agreement.difference(OPERATOR, inputs, ours, _gradients(subject.named(call())))
         except Mismatch as error:
             wrong.append(f"{case.name}, {name}: {error}")
-    times = timer.alternating_us({name: calls[name] for name in differences})
+    times = timer.alternating_us({name: calls[name] for name in differences}, REPEATS)
     rows = [PathRow(case.name, name, round(us, 2), float(f"{differences[name]:.2g}")) for name, us in times.items()]
     del inputs, calls, first, ours
     cupy.get_default_memory_pool().free_all_blocks()

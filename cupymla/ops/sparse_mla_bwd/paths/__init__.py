@@ -9,7 +9,7 @@ that is, and why:
 | `two_phase` | P and dS of 65 to 128 heads first, then dQ and dKV |
 | `cluster` | a 2-CTA cluster for each query of more than 64 heads |
 | `single` | one CTA for each query of up to 64 heads |
-| `blackwell` | a pair of CTAs for each query, on Blackwell |
+| `blackwell` | a 2-CTA cluster for each query, on Blackwell |
 
 Two files say what a path may do besides: `fixed_order` stores rows for deterministic sums, `token_order` sorts them for
 L2. `docs/benchmarks/*/sparse_mla_bwd.paths.json` has every path's time, and `tests/ops/test_sparse_mla_bwd_paths.py`

@@ -1,4 +1,4 @@
-"""A pair of CTAs for each query on Blackwell: they share the channels of 64 or 128 heads.
+"""A 2-CTA cluster for each query on Blackwell: its CTAs share the channels of 64 or 128 heads.
 
 It is the only path there, whatever the problem.
 """
@@ -16,11 +16,11 @@ from .path import BLOCK_HEADS, Path
 
 @dataclass(frozen=True, slots=True)
 class Blackwell(Path):
-    """A pair of CTAs a query."""
+    """A 2-CTA cluster a query, on Blackwell."""
 
     block_heads: int = BLOCK_HEADS[1]
 
-    title: ClassVar[str] = "2-CTA pair"
+    title: ClassVar[str] = "2-CTA cluster of Blackwell"
     arch_name: ClassVar[str] = "sm_100f"
     cluster: ClassVar[int] = 2
     gathers: ClassVar[bool] = True
