@@ -127,7 +127,7 @@ class Plan:
         """What to compile for a stage."""
         shared = self.problem.shared
         dtype = self.problem.dkv_dtype if stage == "round" else shared.dtype
-        return self.path.source(self.arch.name, stage, shared.d_qk, dtype)
+        return self.path.source(stage, shared.d_qk, dtype)
 
     def launches(self) -> tuple[Launch, ...]:
         """What is launched, in order; grids without CTAs are left out."""

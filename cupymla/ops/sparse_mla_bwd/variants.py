@@ -68,7 +68,7 @@ def variant(
         raise InputError("stage", expected, shown(stage), OPERATOR)
     if stage in two_phase.STAGES and partials and not packed:
         raise InputError("partials", f"False, or packed as well, with stage={stage!r}", shown(partials), OPERATOR)
-    return path.source(arch.name, stage, d_qk, dtype)
+    return path.source(stage, d_qk, dtype)
 
 
 def _path(arch: Arch, block_heads: int, rows: Rows, queries: int) -> Path:
@@ -90,7 +90,7 @@ def _stages(arch: Arch) -> tuple[Stage, ...]:
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel that a path launches, of one target or of all."""
     found = (
-        path.source(path.arch_name, stage, d_qk, dtype)
+        path.source(stage, d_qk, dtype)
         for kind in PATHS
         if arch_name in (None, kind.arch_name)
         for path in kind.every()

@@ -18,6 +18,8 @@ compares. Pure: no array, no driver.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ....arch import Arch
 from ..spec import Problem
 from .blackwell import Blackwell
@@ -34,9 +36,9 @@ ARCHS = tuple(dict.fromkeys(kind.arch_name for kind in PATHS))
 """Targets that have kernels."""
 
 
-def ways(problem: Problem, arch: Arch) -> tuple[Path, ...]:
+def ways(problem: Problem, arch: Arch) -> Iterator[Path]:
     """Every path that can compute a problem on a target, in the order in which they are asked."""
-    return tuple(path for kind in PATHS if kind.arch_name == arch.name for path in kind.ways(problem))
+    return (path for kind in PATHS if kind.arch_name == arch.name for path in kind.ways(problem))
 
 
 def choose(problem: Problem, arch: Arch, multiprocessors: int) -> Path:

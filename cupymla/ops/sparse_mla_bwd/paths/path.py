@@ -146,7 +146,7 @@ class Path:
         """The launches that attend to these queries, or query groups."""
         yield Launch("attention", (last - first) * self.cluster, first, last)
 
-    def source(self, arch_name: str, stage: str, d_qk: int, dtype: str) -> KernelSource:
+    def source(self, stage: str, d_qk: int, dtype: str) -> KernelSource:
         """What to compile for a stage; `dtype` is that of the arrays, and of dkv for the stage `round`."""
         packed = self.packed_units if self.rows == "packed" else {}
         unit = {**units.SINGLE, **self.own_units, **packed}[stage]
@@ -155,11 +155,11 @@ class Path:
             "FP16": DKV_DTYPES.index(dtype),
             "HEADS": self.block_heads,
             "PARTIALS": _PARTIALS[self.rows],
-            "CHUNKS": int(arch_name in fixed_order.MANY_LISTS_ARCHS),
+            "CHUNKS": int(self.arch_name in fixed_order.MANY_LISTS_ARCHS),
             "QUERIES": self.queries,
             "FIXED_ORDER": int(self.rows == "packed"),
         }
-        return unit.source(arch_name, values)
+        return unit.source(self.arch_name, values)
 
     def wave(self, multiprocessors: int) -> int:
         """Queries, or query groups, that are attended to at the same time."""

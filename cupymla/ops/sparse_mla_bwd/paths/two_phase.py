@@ -70,8 +70,8 @@ class TwoPhase(Path):
     @classmethod
     def every(cls) -> Iterator[Self]:
         """Stored rows are packed, and need no splits."""
-        for in_order in (True, False):
-            yield from (cls(in_order=in_order, columns_outermost=outermost) for outermost in (True, False))
+        for in_order in (False, True):
+            yield from (cls(in_order=in_order, columns_outermost=outermost) for outermost in (False, True))
         yield cls("packed")
 
     @classmethod
@@ -84,9 +84,9 @@ class TwoPhase(Path):
     def pays(self, problem: Problem, multiprocessors: int) -> bool:
         """Whether it is faster than a 2-CTA cluster, and its form the fastest."""
         return (
-            takes(problem, multiprocessors)
+            self.columns_outermost == columns_outermost(problem, multiprocessors)
+            and takes(problem, multiprocessors)
             and self.in_order == self.is_better_in_order(problem, multiprocessors)
-            and self.columns_outermost == columns_outermost(problem, multiprocessors)
         )
 
     @property
