@@ -86,7 +86,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse_mla_fwd",
         "sparse MLA attention, forward",
         kernels=(
-            KernelEntry("sparse_mla_fwd", "sm_90a"),
+            KernelEntry("sparse_mla_fwd", "sm_90a", units=("sm90/sparse_mla_fwd_order",)),
             KernelEntry("sparse_mla_fwd", "sm_100f"),
         ),
     ),

@@ -79,8 +79,8 @@ def _forward() -> dict[str, Kernel]:
         "fwd-small-head-split": Kernel(
             few, hopper, _mla(16, 260, 1, 300), 4, {"HEADS": 16, "SPLIT": 1}, settings=_NO_ORDER
         ),
-        "fwd-64": Kernel(few, hopper, _mla(64, 200, 2, 250), 1, {"HEADS": 64, "STAGE": 0}, settings=_NO_ORDER),
-        "fwd-order": Kernel(few, hopper, _mla(16, 70, 2, 90), 1, {"STAGE": 1}, settings=_ORDER),
+        "fwd-64": Kernel(few, hopper, _mla(64, 200, 2, 250), 1, {"HEADS": 64}, settings=_NO_ORDER),
+        "fwd-order": Kernel(few, hopper, _mla(16, 70, 2, 90), 1, {}, "sparse_mla_fwd_order", settings=_ORDER),
     }
 
 
