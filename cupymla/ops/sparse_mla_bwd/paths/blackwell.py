@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from ...units import Unit
 from .. import units
 from ..spec import Problem
 from .path import BLOCK_HEADS, Path
@@ -24,7 +25,7 @@ class Blackwell(Path):
     arch_name: ClassVar[str] = "sm_100f"
     cluster: ClassVar[int] = 2
     gathers: ClassVar[bool] = True
-    own_units: ClassVar[Mapping[str, units.Unit]] = units.BLACKWELL
+    own_units: ClassVar[Mapping[str, Unit]] = units.BLACKWELL
 
     @classmethod
     def every(cls) -> Iterator[Self]:

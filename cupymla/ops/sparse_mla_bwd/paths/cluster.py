@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....errors import UnsupportedError, shown
+from ...units import Unit
 from .. import units
 from ..spec import OPERATOR, Problem
 from .path import BLOCK_HEADS, CTA_HEADS, Path
@@ -39,8 +40,8 @@ class Cluster(Path):
     cluster: ClassVar[int] = 2
     row_ctas: ClassVar[int] = 2
     has_cluster_sums: ClassVar[bool] = True
-    own_units: ClassVar[Mapping[str, units.Unit]] = units.CLUSTER
-    packed_units: ClassVar[Mapping[str, units.Unit]] = {"sum": units.CLUSTER_SUM}
+    own_units: ClassVar[Mapping[str, Unit]] = units.CLUSTER
+    packed_units: ClassVar[Mapping[str, Unit]] = {"sum": units.CLUSTER_SUM}
 
     def require(self, problem: Problem) -> None:
         """Raise UnsupportedError for more entries than it can count."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from ...rows_in_order import named_by_any
+from ...units import Unit
 from .. import units
 from ..sizes import GROUP_ENTRIES, all_query_groups
 from ..spec import Problem
@@ -41,8 +42,8 @@ class PackedQueries(Path):
     block_heads: int = GROUP_HEADS[4]
 
     title: ClassVar[str] = "packed queries"
-    own_units: ClassVar[Mapping[str, units.Unit]] = units.PACKED
-    packed_units: ClassVar[Mapping[str, units.Unit]] = units.STORED
+    own_units: ClassVar[Mapping[str, Unit]] = units.PACKED
+    packed_units: ClassVar[Mapping[str, Unit]] = units.STORED
 
     @classmethod
     def every(cls) -> Iterator[Self]:

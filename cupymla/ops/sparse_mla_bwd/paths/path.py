@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from ....build.source import KernelSource
 from ...mla import DTYPES
+from ...units import Unit
 from .. import sizes, units
 from ..launches import Launch, Stage, Workspace
 from ..layout import workspace
@@ -81,10 +82,10 @@ class Path:
     attention_stages: ClassVar[tuple[Stage, ...]] = ("attention",)
     """The stages of its attention."""
 
-    own_units: ClassVar[Mapping[str, units.Unit]] = {}
+    own_units: ClassVar[Mapping[str, Unit]] = {}
     """What it has in the place of `units.SINGLE`."""
 
-    packed_units: ClassVar[Mapping[str, units.Unit]] = {}
+    packed_units: ClassVar[Mapping[str, Unit]] = {}
     """What it has in the place of either where rows are packed."""
 
     @classmethod

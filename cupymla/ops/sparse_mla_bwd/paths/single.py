@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...units import Unit
 from .. import units
 from .path import CTA_HEADS, Path
 
@@ -20,4 +21,4 @@ class Single(Path):
 
     title: ClassVar[str] = "single query"
     heads: ClassVar[range] = range(1, CTA_HEADS + 1)
-    packed_units: ClassVar[Mapping[str, units.Unit]] = units.STORED
+    packed_units: ClassVar[Mapping[str, Unit]] = units.STORED

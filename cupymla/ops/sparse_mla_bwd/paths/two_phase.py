@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from ...units import Unit
 from .. import units
 from ..launches import Launch, Stage
 from ..spec import Problem
@@ -64,8 +65,8 @@ class TwoPhase(Path):
     row_ctas: ClassVar[int] = HEADS[1] // CTA_HEADS
     has_cluster_sums: ClassVar[bool] = True
     attention_stages: ClassVar[tuple[Stage, ...]] = STAGES
-    own_units: ClassVar[Mapping[str, units.Unit]] = units.CLUSTER
-    packed_units: ClassVar[Mapping[str, units.Unit]] = {"sum": units.CLUSTER_SUM}
+    own_units: ClassVar[Mapping[str, Unit]] = units.CLUSTER
+    packed_units: ClassVar[Mapping[str, Unit]] = {"sum": units.CLUSTER_SUM}
 
     @classmethod
     def every(cls) -> Iterator[Self]:
