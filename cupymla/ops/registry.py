@@ -201,7 +201,13 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "indexer_loss_dense",
         "lightning indexer: warm-up towards dense attention, with gradients",
-        kernels=(KernelEntry("indexer_loss_dense", "sm_90a"),),
+        kernels=(
+            KernelEntry(
+                "indexer_loss_dense",
+                "sm_90a",
+                units=_units("indexer_loss_dense", "mask", "lse", "row_loss", "dq", "dk", "round"),
+            ),
+        ),
         made_of=("attn_dist", "indexer_logits"),
     ),
     OperatorEntry(
