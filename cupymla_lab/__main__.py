@@ -18,6 +18,7 @@ COMMANDS = {
     "same-code": ("same_code", "keep evidence of kernels whose machine code is that of the sources that ran"),
     "machine-code": ("machine_code", "registers, spills and SASS of kernels, beside those of another folder"),
     "ab": ("ab", "time kernels of two folders, or two values of a constant, in turn"),
+    "backward-paths": ("backward_paths", "time every path of sparse_mla_bwd's plan, in turn"),
     "profile": ("profile", "read hardware counters of benchmark cases with Nsight Compute"),
     "power": ("power", "measure what calls cost in energy"),
     "variance": ("variance", "compare gradients from run to run"),

@@ -17,11 +17,10 @@ PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
 
 
 def shown_by(source: KernelSource, most: int = 2) -> set[tuple[object, ...]]:
-    """What a variant shows: its kernel, or a stage of its file, for its target; each of its other definitions,
-    and every `most` of these and the target together."""
-    kernel = source.path, dict(source.defines).get("CUPYMLA_STAGE")
-    facts = (*(each for each in source.defines if each[0] != "CUPYMLA_STAGE"), ("target", source.arch))
-    return {(*kernel, *each) for count in range(1, most + 1) for each in itertools.combinations(facts, count)}
+    """What a variant shows: its kernel for its target; each of its definitions, and every `most` of these and the
+    target together."""
+    facts = (*source.defines, ("target", source.arch))
+    return {(source.path, *each) for count in range(1, most + 1) for each in itertools.combinations(facts, count)}
 
 
 def covering(variants: Iterable[KernelSource], done: Iterable[KernelSource] = ()) -> list[KernelSource]:
@@ -29,10 +28,9 @@ def covering(variants: Iterable[KernelSource], done: Iterable[KernelSource] = ()
     first, each time the one with most that is new, of equals the first; but the second is any with which they are
     fewest in the end, for one that differs from the first in everything often takes one more."""
     seen: set[tuple[object, ...]] = set().union(*map(shown_by, done))
-    kernels: dict[tuple[object, ...], dict[KernelSource, set[tuple[object, ...]]]] = {}
+    kernels: dict[str, dict[KernelSource, set[tuple[object, ...]]]] = {}
     for source in variants:
-        kernel = source.path, dict(source.defines).get("CUPYMLA_STAGE")
-        kernels.setdefault(kernel, {})[source] = shown_by(source) - seen
+        kernels.setdefault(source.path, {})[source] = shown_by(source) - seen
     chosen = []
     for missing in kernels.values():
         few = _greedily(missing, [])

@@ -77,8 +77,13 @@ class OperatorEntry:
         return tuple(dict.fromkeys(kernel.arch for kernel in self.kernels))
 
 
+def _units(operator: str, *words: str) -> tuple[str, ...]:
+    """Units of an operator's calls that are written for Hopper, by the last words of their kernels."""
+    return tuple(f"sm90/{operator}_{word}" for word in words)
+
+
 def _backward(*words: str) -> tuple[str, ...]:
-    return tuple(f"sm90/sparse_mla_bwd_{word}" for word in words)
+    return _units("sparse_mla_bwd", *words)
 
 
 OPERATORS: tuple[OperatorEntry, ...] = (
@@ -86,7 +91,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse_mla_fwd",
         "sparse MLA attention, forward",
         kernels=(
-            KernelEntry("sparse_mla_fwd", "sm_90a"),
+            KernelEntry("sparse_mla_fwd", "sm_90a", units=_units("sparse_mla_fwd", "order")),
             KernelEntry("sparse_mla_fwd", "sm_100f"),
         ),
     ),
@@ -191,12 +196,18 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "indexer_bwd",
         "lightning indexer: gradients of its training loss",
-        kernels=(KernelEntry("indexer_bwd", "sm_90a"),),
+        kernels=(KernelEntry("indexer_bwd", "sm_90a", units=_units("indexer_bwd", "zero", "bound", "round")),),
     ),
     OperatorEntry(
         "indexer_loss_dense",
         "lightning indexer: warm-up towards dense attention, with gradients",
-        kernels=(KernelEntry("indexer_loss_dense", "sm_90a"),),
+        kernels=(
+            KernelEntry(
+                "indexer_loss_dense",
+                "sm_90a",
+                units=_units("indexer_loss_dense", "mask", "lse", "row_loss", "dq", "dk", "round"),
+            ),
+        ),
         made_of=("attn_dist", "indexer_logits"),
     ),
     OperatorEntry(

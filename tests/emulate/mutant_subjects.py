@@ -68,9 +68,6 @@ def _mla(h: int, k: int, q: int, kv: int, **traits: Any) -> Case:
     return sized(h, 512, k, q, kv, "", "masks", **{"selection": "full", **traits})
 
 
-_SINGLE = ("plan._MARGIN=0.0", "two_phase._WHEN='never'", "stored.PACKS_ROWS=False")
-_TWO_PHASE = ("plan._MARGIN=0.0", "two_phase._WHEN='always'")
-_PACKED_QUERIES = ("plan._MARGIN=1e9",)
 _ORDER = ("plan._ORDER_GAIN=-1.0",)
 _NO_ORDER = ("plan._ORDER_GAIN=1.0",)
 
@@ -82,9 +79,16 @@ def _forward() -> dict[str, Kernel]:
         "fwd-small-head-split": Kernel(
             few, hopper, _mla(16, 260, 1, 300), 4, {"HEADS": 16, "SPLIT": 1}, settings=_NO_ORDER
         ),
-        "fwd-64": Kernel(few, hopper, _mla(64, 200, 2, 250), 1, {"HEADS": 64, "STAGE": 0}, settings=_NO_ORDER),
-        "fwd-order": Kernel(few, hopper, _mla(16, 70, 2, 90), 1, {"STAGE": 1}, settings=_ORDER),
+        "fwd-64": Kernel(few, hopper, _mla(64, 200, 2, 250), 1, {"HEADS": 64}, settings=_NO_ORDER),
+        "fwd-order": Kernel(few, hopper, _mla(16, 70, 2, 90), 1, {}, "sparse_mla_fwd_order", settings=_ORDER),
     }
+
+
+_BY_THEMSELVES = "paths.packed_queries._MARGIN=0.0"
+_SINGLE = (_BY_THEMSELVES, "paths.two_phase._WHEN='never'", "paths.fixed_order.PACKS_ROWS_OF_SINGLE=False")
+_TWO_PHASE = (_BY_THEMSELVES, "paths.two_phase._WHEN='always'")
+_PACKED_QUERIES = ("paths.packed_queries._MARGIN=1e9",)
+_SINGLE_IN_ORDER = (*_SINGLE, "paths.token_order._ORDER_GAIN=-1.0")
 
 
 def _backward() -> dict[str, Kernel]:
@@ -123,8 +127,8 @@ def _backward() -> dict[str, Kernel]:
         "bwd-sum-packed": kernel(two_phase_fixed, _TWO_PHASE, "cluster_sum", 4, 20),
         "bwd-cluster-zero": kernel(pair, _SINGLE, "cluster_zero"),
         "bwd-cluster-round": kernel(pair, _SINGLE, "cluster_round"),
-        "bwd-sort": kernel(listed, (*_SINGLE, *_ORDER), "sort", 1),
-        "bwd-scatter": kernel(listed, (*_SINGLE, *_ORDER), "scatter", 1),
+        "bwd-sort": kernel(listed, _SINGLE_IN_ORDER, "sort", 1),
+        "bwd-scatter": kernel(listed, _SINGLE_IN_ORDER, "scatter", 1),
     }
 
 

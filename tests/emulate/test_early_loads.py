@@ -19,12 +19,12 @@ USE = "add.u32 %r3, %r4, %r2;\n"
 
 
 def sources() -> Iterator[KernelSource]:
-    """Of every kernel for sm_100f whose files load from Tensor Memory a variant for each number of heads and each
-    stage, whose loads and waits are their own."""
+    """Of every kernel for sm_100f whose files load from Tensor Memory a variant for each number of heads, whose loads
+    and waits are their own."""
     seen: set[tuple[str, tuple[tuple[str, str | int], ...]]] = set()
     for entry in PLANNED:
         for source in compiled(entry.module):
-            own = tuple(each for each in source.defines if each[0] in ("CUPYMLA_HEADS", "CUPYMLA_STAGE"))
+            own = tuple(each for each in source.defines if each[0] == "CUPYMLA_HEADS")
             if source.arch == "sm_100f" and (source.entry, own) not in seen and loads(source):
                 seen.add((source.entry, own))
                 yield source

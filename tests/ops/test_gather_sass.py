@@ -23,7 +23,7 @@ ODD_DESCRIPTOR = re.compile(r"\bdesc\[UR\d*[13579]\]")
 
 def gathers() -> list[KernelSource]:
     every = [s for name in ("sparse_mla_fwd", "attn_dist") for s in compiled(f"cupymla.ops.{name}")]
-    attend = [source for source in every if dict(source.defines).get("CUPYMLA_STAGE", 0) == 0]
+    attend = [source for source in every if source.entry != "sparse_mla_fwd_order"]
     backward = compiled("cupymla.ops.sparse_mla_bwd")
     attend += [source for source in backward if source.entry in ATTENTIONS]
     return [source for source in attend if source.arch == "sm_90a"]

@@ -187,10 +187,14 @@ def test_plans() -> None:
     hopper = arch.named("sm_90a")
     for heads, block in ((1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (128, 64)):
         chosen = plan.launches(replace(PROBLEM, heads=heads), hopper)
-        assert [dict(launch.source.defines)["CUPYMLA_STAGE"] for launch in chosen] == [0, 2, 3]
+        assert [launch.source.entry for launch in chosen] == ["indexer_bwd_zero", "indexer_bwd", "indexer_bwd_round"]
         assert dict(chosen[1].source.defines)["CUPYMLA_HEADS"] == block and chosen[1].ctas == 4
     exact = replace(PROBLEM, options=replace(PROBLEM.options, deterministic=True))
-    assert [dict(launch.source.defines)["CUPYMLA_STAGE"] for launch in plan.launches(exact, hopper)] == [0, 1, 2, 3]
+    chosen = plan.launches(exact, hopper)
+    stages = ("zero", "bound", "gradients", "round")
+    assert [launch.source for launch in chosen] == [
+        plan.variant(hopper, stage=stage, deterministic=True) for stage in stages
+    ]
     assert not plan.launches(replace(PROBLEM, queries=0, keys=0), hopper)
     assert set(plan.sources()) <= set(plan.variants())
     with pytest.raises(UnsupportedError, match="sm_100f"):

@@ -44,7 +44,7 @@ def test_gradients_wait_for_dq_without_the_first_sums(d_qk: int, entry: str, tmp
 def test_a_part_is_given_back_before_the_next_ones_products_are_done(d_qk: int, heads: int, tmp_path: Path) -> None:
     """One product of each part of the values is marked, so a wait for all parts but one is for no more."""
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
-    source = compiled_with("cupymla.ops.sparse_mla_fwd", "sm_90a", D_QK=d_qk, HEADS=heads, STAGE=0)
+    source = compiled_with("cupymla.ops.sparse_mla_fwd", "sm_90a", D_QK=d_qk, HEADS=heads)
     code = machine_code(build.cubin(source), tmp_path)
     assert marked_products(code, f"64x{heads}x16") == PARTS
     assert product_waits(code) == {0, 1}

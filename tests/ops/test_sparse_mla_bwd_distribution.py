@@ -15,7 +15,8 @@ from backward_plan_kit import CLUSTER, PROBLEM, planned
 from variants_kit import compiled
 
 from cupymla.build import KernelSource, ptx
-from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, sparse_mla_bwd, spec
+from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd, spec
+from cupymla.ops.sparse_mla_bwd.paths import token_order
 from cupymla.testing import compare
 from cupymla_lab.emulated import emulated
 from cupymla_lab.problems import sparse_mla_bwd as problems
@@ -82,7 +83,7 @@ def test_the_reference_leaves_the_inputs_of_a_case_alone() -> None:
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_sink_that_counts_is_the_attentions_lse(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention has no sink besides, or P would leave room for it twice; the last stage has its terms."""
-    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0 if in_order else 9.0)
+    monkeypatch.setattr(token_order, "_ORDER_GAIN", -1.0 if in_order else 9.0)
     options = spec.Options(attn_dist_sink=True)
     chosen = planned(replace(PROBLEM, has_attn_dist=True), s_q=5, h_q=16, has_sink=True, options=options)
     assert chosen.workspace.sink_lse is not None and chosen.in_order == in_order

@@ -12,7 +12,8 @@ from non_finite_kit import WHERE, non_finite_problem
 import cupymla
 from cupymla import driver
 from cupymla.ops.mla_cases import sized
-from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.ops.sparse_mla_bwd import sizes
+from cupymla.ops.sparse_mla_bwd.paths import fixed_order, packed_queries, token_order
 from cupymla.testing.operators import arguments_on
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -40,7 +41,7 @@ def test_what_is_not_finite_stays_with_its_query(
     cp: Any, heads: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where neighbours are packed, as they would be only where there are more of them."""
-    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    monkeypatch.setattr(packed_queries, "_MARGIN", 1e9)
     host = non_finite_problem(where, heads)
     arguments = arguments_on(cp, host)
     require_right(host, cupymla.sparse_mla_bwd(**arguments), arguments)
@@ -51,7 +52,7 @@ def test_cupy_graph_replays_every_stage(
     cp: Any, deterministic: bool, in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums, lists and counts are cleared inside the graph, not once before it; the distribution is written there."""
-    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0 if in_order else 2.0)
+    monkeypatch.setattr(token_order, "_ORDER_GAIN", -1.0 if in_order else 2.0)
     case = sized(128, 576, 130, 3, 300, "_x", "options", wants_dist=True)
     host, arguments = problem(cp, case=case)
     prepared = cupymla.sparse_mla_bwd.prepare(**(arguments | {"deterministic": deterministic}))
@@ -109,8 +110,8 @@ def test_chunks_of_queries_add_up(cp: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """With room for two queries' rows at a time, the lists and partial rows are used again and again."""
     case = sized(128, 576, 130, 7, 60, "_x", "options", deterministic=True, selection="duplicates")
     host, arguments = problem(cp, case=case)
-    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 130 * 576 * 2)
-    monkeypatch.setattr(plan, "LIST_BYTES", 2 * (2 * 130 + 60) * 4)  # of two chunks of four
+    monkeypatch.setattr(fixed_order, "PARTIAL_BYTES", 2 * 130 * 576 * 2)
+    monkeypatch.setattr(sizes, "LIST_BYTES", 2 * (2 * 130 + 60) * 4)  # of two chunks of four
     require_right(host, cupymla.sparse_mla_bwd.prepare(**arguments)())
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd, two_phase
+from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd.paths import two_phase
 from cupymla_lab.emulated import emulated
 from cupymla_lab.problems import sparse_mla_bwd as problems
 

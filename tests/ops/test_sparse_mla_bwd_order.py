@@ -10,7 +10,8 @@ import pytest
 from writer_kit import uses_in_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import plan, two_phase
+from cupymla.ops.sparse_mla_bwd import sizes
+from cupymla.ops.sparse_mla_bwd.paths import packed_queries, path, token_order, two_phase
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.subjects import Subject
@@ -24,8 +25,8 @@ ALWAYS = -2.0
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """A machine on which queries take their rows in order wherever they can, none packed, and not in two phases."""
-    monkeypatch.setattr(plan, "_MARGIN", 0.0)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", ALWAYS)
+    monkeypatch.setattr(packed_queries, "_MARGIN", 0.0)
+    monkeypatch.setattr(token_order, "_ORDER_GAIN", ALWAYS)
     monkeypatch.setattr(two_phase, "_WHEN", "never")
     with emulated(multiprocessors=2, seed=5) as made:
         yield made
@@ -40,7 +41,7 @@ def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCas
 EMULATED = [
     case
     for case in small_cases(SUBJECT)
-    if isinstance(case, MlaCase) and case.intent == "order" and case.s_kv < plan.ORDER_TOKENS
+    if isinstance(case, MlaCase) and case.intent == "order" and case.s_kv < token_order.ORDER_TOKENS
 ]
 
 
@@ -49,7 +50,7 @@ EMULATED = [
 def test_gradients_and_distribution_agree_with_the_reference(machine: Emulated, problem: MlaCase) -> None:
     given = SUBJECT.cases.inputs(problem, 11)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
-    rounds = problem.h_q > plan.CTA_HEADS or problem.options.get("dkv_dtype") is None
+    rounds = problem.h_q > path.CTA_HEADS or problem.options.get("dkv_dtype") is None
     sinks = problem.sink != "none"
     assert len(machine.launched) == len(("zero", "sort", "attention")) + problem.wants_dist + rounds + sinks
 
@@ -57,7 +58,7 @@ def test_gradients_and_distribution_agree_with_the_reference(machine: Emulated, 
 @pytest.mark.compile
 def test_chunks_of_queries_use_the_same_lists(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk's lists are written over the last one's, and its distribution is scattered before."""
-    monkeypatch.setattr(plan, "LIST_BYTES", 2 * 70 * (4 + 2 + 4))
+    monkeypatch.setattr(sizes, "LIST_BYTES", 2 * 70 * (4 + 2 + 4))
     problem = case(5, 5, 70, 150, batch=2, lengths="hostile", wants_dist=True, sink="finite")
     given = SUBJECT.cases.inputs(problem, 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
@@ -74,7 +75,7 @@ def test_indices_and_lengths_may_change_while_it_runs(
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 1000
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, token_order.ORDER_TOKENS)) > 1000
     attention = 2 if when == "always" else 1
     assert len(machine.launched) == len(("zero", "sort", "scatter", "round")) + attention
 
@@ -101,7 +102,7 @@ def test_blocks_hold_valid_entries_alone(machine: Emulated, monkeypatch: pytest.
     assert valid.sum(axis=-1).max() <= 64
 
     def steps(gain: float) -> int:
-        monkeypatch.setattr(plan, "_ORDER_GAIN", gain)
+        monkeypatch.setattr(token_order, "_ORDER_GAIN", gain)
         before = machine.turns
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
         return machine.turns - before

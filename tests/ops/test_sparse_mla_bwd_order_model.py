@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from plan_kit import MLA
 
-from cupymla.ops.sparse_mla_bwd import plan, spec
+from cupymla.ops.sparse_mla_bwd import spec
+from cupymla.ops.sparse_mla_bwd.paths import token_order
 
 SCALE, ROUNDS, BLOCK = 8, 12, 8  # of the sizes; queries of a worker if not said; rows that it takes at a time
 TOPK = 2048 // SCALE
@@ -75,7 +76,7 @@ def missed(
 
 def rows_in_l2(room: float = 1.0) -> int:
     """As many as an H200's L2, or a share of it, holds with their sums."""
-    return int(plan._L2_BYTES * room / (576 * (2 + 4)) / SCALE)
+    return int(token_order._L2_BYTES * room / (576 * (2 + 4)) / SCALE)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,11 @@ def test_rows_are_missed_as_often_as_the_plan_expects(
 
     shared = replace(MLA, s_q=4096, s_kv=tokens, topk=TOPK, options=spec.Options())
     problem = spec.Problem(shared, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(tokens, 576))
-    monkeypatch.setattr(plan, "_L2_BYTES", plan._L2_BYTES * room / SCALE)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", by_entries - in_order - 0.04)
-    assert plan.takes_rows_in_order(problem, workers)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", by_entries - in_order + 0.04)
-    assert not plan.takes_rows_in_order(problem, workers)
+    monkeypatch.setattr(token_order, "_L2_BYTES", token_order._L2_BYTES * room / SCALE)
+    monkeypatch.setattr(token_order, "_ORDER_GAIN", by_entries - in_order - 0.04)
+    assert token_order.takes_rows_in_order(problem, workers)
+    monkeypatch.setattr(token_order, "_ORDER_GAIN", by_entries - in_order + 0.04)
+    assert not token_order.takes_rows_in_order(problem, workers)
 
 
 @pytest.mark.parametrize(("s_kv", "in_order"), [(32768, 0.33), (131072, 0.86)])

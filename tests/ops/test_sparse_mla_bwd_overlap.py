@@ -28,7 +28,8 @@ from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import sized
-from cupymla.ops.sparse_mla_bwd import cases, plan
+from cupymla.ops.sparse_mla_bwd import cases
+from cupymla.ops.sparse_mla_bwd.paths import packed_queries, token_order
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, Kernel, emulated
@@ -92,8 +93,8 @@ def test_a_wait_that_is_missing_is_noticed(arch: str, stage: str) -> None:
 
 @pytest.mark.parametrize("stage", LISTED_STAGES)
 def test_a_wait_that_is_missing_is_noticed_in_order_of_tokens(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MARGIN", 0.0)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0)
+    monkeypatch.setattr(packed_queries, "_MARGIN", 0.0)
+    monkeypatch.setattr(token_order, "_ORDER_GAIN", -1.0)
     with emulated("sm_90a", 2) as machine, without_wait(machine, stage, LISTED_STAGES):
         if stage == "zero":
             compare.require(machine.check("sparse_mla_bwd", LISTED))

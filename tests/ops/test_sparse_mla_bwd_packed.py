@@ -17,7 +17,8 @@ from cupymla import arch
 from cupymla.build import KernelSource
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import cases, plan, sparse_mla_bwd, spec
+from cupymla.ops.sparse_mla_bwd import cases, sizes, sparse_mla_bwd, spec
+from cupymla.ops.sparse_mla_bwd.paths import fixed_order
 from cupymla.testing import compare
 from cupymla_lab.emulate import load
 from cupymla_lab.emulate.host.memory import Arrays
@@ -35,7 +36,7 @@ def test_blackwell_lists_the_entries_of_one_chunk_at_a_time() -> None:
 
 
 def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "LIST_BYTES", 4 * (528 * 2048 + 4096) * 2)
+    monkeypatch.setattr(sizes, "LIST_BYTES", 4 * (528 * 2048 + 4096) * 2)
     chosen = planned(options=ORDERED, s_q=2000, topk=2048, s_kv=4096)
     stages = [launch.stage for launch in chosen.launches()]
     assert (chosen.chunk, chosen.lists) == (528, 2)
@@ -52,7 +53,7 @@ def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.Monkey
         ({"h_q": 64}, True),
         ({"h_q": 129}, False),
         ({"options": spec.Options()}, False),
-        ({"topk": plan.PACKED_TOPK + 1}, False),
+        ({"topk": fixed_order.PACKED_TOPK + 1}, False),
     ],
     ids=str,
 )
@@ -72,7 +73,7 @@ def test_which_rows_are_packed(changes: dict[str, Any], packed: bool) -> None:
 def test_packed_rows_take_half_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: dict[str, Any] = {"options": ORDERED, "s_q": 2000, "topk": 2048, "s_kv": 4096, "h_q": 128}
     packed = planned(**numbers)
-    monkeypatch.setattr(plan, "PACKS_ROWS", False)
+    monkeypatch.setattr(fixed_order, "PACKS_ROWS", False)
     plain = planned(**numbers)
     assert (plain.packed, plain.chunk, packed.chunk) == (False, 264, 528)
     sizes = [p.workspace.row_ends - p.workspace.partials for p in (plain, packed)]  # type: ignore[operator]
@@ -96,8 +97,8 @@ def test_chunks_of_queries_add_up(chunks_listed: int, d_qk: int, dtype: str, mon
     """Three chunks, whose entries are listed one, two and three at a time."""
     topk, tokens = 20, 9
     case = case_of(d_qk, topk, 5, tokens, selection="duplicates", dtype=dtype, sink="finite")
-    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * topk * d_qk * 2)
-    monkeypatch.setattr(plan, "LIST_BYTES", 4 * (2 * topk + tokens) * chunks_listed)
+    monkeypatch.setattr(fixed_order, "PARTIAL_BYTES", 2 * topk * d_qk * 2)
+    monkeypatch.setattr(sizes, "LIST_BYTES", 4 * (2 * topk + tokens) * chunks_listed)
     with emulated("sm_90a", 2) as machine:
         require_right(machine, case)
 
@@ -122,7 +123,7 @@ def test_a_column_that_overflows_leaves_its_neighbours_alone(sign: int, monkeypa
     given["lse"] = np.array(given["lse"]) - 8  # so weights are large enough
     results = []
     for packs in (True, False):
-        monkeypatch.setattr(plan, "PACKS_ROWS", packs)
+        monkeypatch.setattr(fixed_order, "PACKS_ROWS", packs)
         with emulated("sm_90a", 2) as machine:
             _, dkv = machine.call(sparse_mla_bwd, **machine.arguments(given))
             results.append(dkv.get().astype(np.float32).reshape(30, 576))

@@ -13,7 +13,8 @@ from non_finite_kit import NON_FINITE_QUERY, NON_FINITE_TOKEN, WHERE, non_finite
 from writer_kit import uses_in_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.ops.sparse_mla_bwd import sizes
+from cupymla.ops.sparse_mla_bwd.paths import packed_queries
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.subjects import Subject
@@ -24,7 +25,7 @@ SUBJECT = Subject("sparse_mla_bwd")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """A machine on which neighbours are packed wherever they can be."""
-    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    monkeypatch.setattr(packed_queries, "_MARGIN", 1e9)
     with emulated(multiprocessors=2, seed=3) as made:
         yield made
         assert PACKED in made.launched and SINGLE not in made.launched
@@ -40,7 +41,7 @@ def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None
     given = SUBJECT.cases.inputs(case(5, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.GROUP_TOKENS)) > 1000
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, packed_queries.GROUP_TOKENS)) > 1000
 
 
 @pytest.mark.compile
@@ -59,7 +60,7 @@ def test_a_large_lse_gives_no_weight_to_entries_that_are_not_valid() -> None:
     """Nor where each query takes its rows by itself: its distribution is summed over entries that are not valid too."""
     given = non_finite_problem("factor", 3)
     with emulated(multiprocessors=2) as made, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_MARGIN", 0.0)
+        patch.setattr(packed_queries, "_MARGIN", 0.0)
         compare.require(SUBJECT.reports(given, made.results(SUBJECT, given)))
         assert SINGLE in made.launched and PACKED not in made.launched
 
@@ -78,7 +79,7 @@ def test_what_is_not_finite_shows_where_it_was_put(where: str) -> None:
 @pytest.mark.compile
 def test_chunks_of_query_groups_use_the_same_lists(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk's lists are written over the last one's; so many launches, of which every one but the first waits."""
-    monkeypatch.setattr(plan, "LIST_BYTES", 2 * (4 * 70 * 4 + 4 * 70 * 4 * 2))
+    monkeypatch.setattr(sizes, "LIST_BYTES", 2 * (4 * 70 * 4 + 4 * 70 * 4 * 2))
     problem = case(16, 11, 70, 150, wants_dist=True, batch=2, lengths="hostile", sink="finite")
     given = SUBJECT.cases.inputs(problem, 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
@@ -93,7 +94,7 @@ def test_gradients_are_what_queries_by_themselves_give(heads: int) -> None:
     results = {}
     for margin in (0.0, 1e9):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plan, "_MARGIN", margin)
+            patch.setattr(packed_queries, "_MARGIN", margin)
             with emulated(multiprocessors=2) as made:
                 results[margin] = made.results(SUBJECT, given)
                 assert {SINGLE, PACKED}.intersection(made.launched) == {PACKED if margin else SINGLE}

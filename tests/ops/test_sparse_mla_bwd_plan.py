@@ -19,6 +19,8 @@ from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.layout import SPARE_ROWS
+from cupymla.ops.sparse_mla_bwd.paths import cluster, fixed_order, packed_queries, path, token_order
+from cupymla.ops.sparse_mla_bwd.sizes import GROUP_ENTRIES, LIST_BYTES
 from cupymla_lab import ab
 from cupymla_lab.problems import sparse_mla_bwd as problems
 from cupymla_lab.subjects import Subject
@@ -33,7 +35,7 @@ def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
 def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ordered: bool) -> None:
     chosen = planned(options=spec.Options(deterministic=ordered), s_q=tokens, topk=topk, h_q=heads)
-    assert chosen.in_phases == (plan.CTA_HEADS < heads <= plan.BLOCK_HEADS[1])
+    assert chosen.in_phases == (path.CTA_HEADS < heads <= path.BLOCK_HEADS[1])
     ctas = {"p_ds": 2, "dq_dkv": 3} if chosen.in_phases else {"attention": chosen.cluster}
     for stage, each in ctas.items():
         attended = [launch for launch in chosen.launches() if launch.stage == stage]
@@ -41,8 +43,8 @@ def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ord
         assert query_groups == list(range(-(-tokens // chosen.queries)))
         assert all(x.ctas == (x.query_end - x.query_begin) * each for x in attended)
     assert chosen.head_blocks * chosen.block_heads >= heads
-    assert chosen.block_heads * chosen.queries == ctas.get("p_ds", chosen.cluster) * plan.CTA_HEADS
-    assert chosen.cluster == (2 if heads > plan.BLOCK_HEADS[1] else 1)
+    assert chosen.block_heads * chosen.queries == ctas.get("p_ds", chosen.cluster) * path.CTA_HEADS
+    assert chosen.cluster == (2 if heads > path.BLOCK_HEADS[1] else 1)
 
 
 @pytest.mark.parametrize(("heads", "head_blocks"), [(1, 1), (64, 1), (65, 1), (128, 1), (129, 2), (300, 3)])
@@ -84,10 +86,10 @@ def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) 
     shared = replace(MLA, topk=topk, s_q=tokens, h_q=8, options=ORDERED)
     chosen = plan.plan(replace(PROBLEM, shared=shared, dkv_dtype="float32"), HOPPER, multiprocessors)
     partials = chosen.chunk * topk * 576 * 4
-    assert partials <= max(plan.PARTIAL_BYTES, topk * 576 * 4)
+    assert partials <= max(fixed_order.PARTIAL_BYTES, topk * 576 * 4)
     assert chosen.chunk * topk < 2**31
     lists = chosen.lists * (chosen.chunk * topk + shared.s_kv) * 4
-    assert lists <= max(plan.LIST_BYTES, (topk * chosen.chunk + shared.s_kv) * 4)
+    assert lists <= max(LIST_BYTES, (topk * chosen.chunk + shared.s_kv) * 4)
     assert chosen.workspace.bytes <= partials + lists + shared.s_kv * 576 * 4 + 5 * 256
 
 
@@ -169,9 +171,9 @@ def test_numbers_of_a_cluster_are_those_of_its_kernel() -> None:
     folder = CUDA / "sparse_mla_bwd" / "sm90"
     text = "".join((folder / name).read_text() for name in ("cluster_config.cuh", "cluster_rows.cuh"))
     found = dict(re.findall(r"constexpr int (k\w+) = (\d+);", text))
-    mirrored = {"kHeadTile": plan.HEAD_TILE, "kRopeColumns": plan.ROPE_COLUMNS, "kSpareRows": SPARE_ROWS}
+    mirrored = {"kHeadTile": cluster.HEAD_TILE, "kRopeColumns": cluster.ROPE_COLUMNS, "kSpareRows": SPARE_ROWS}
     assert {name: int(found[name]) for name in mirrored} == mirrored
-    assert int(found["kHeads"]) == plan.BLOCK_HEADS[1]
+    assert int(found["kHeads"]) == path.BLOCK_HEADS[1]
 
 
 @pytest.mark.parametrize(
@@ -191,9 +193,9 @@ def test_boxes_have_the_heads_of_a_copy(sizes: dict[str, Any], target: str, boxe
     assert (chosen.box_heads, chosen.maps) == boxes
 
 
-@pytest.mark.parametrize(("box", "swizzle"), [({}, 128), ({"box_channels": plan.ROPE_COLUMNS}, 64)], ids=str)
+@pytest.mark.parametrize(("box", "swizzle"), [({}, 128), ({"box_channels": cluster.ROPE_COLUMNS}, 64)], ids=str)
 def test_a_row_of_a_box_is_a_row_of_the_swizzle(box: dict[str, int], swizzle: int) -> None:
-    request = head_tiles(PROBLEM.shared, 1 << 20, PROBLEM.shared.q_strides, 576, plan.HEAD_TILE, **box)
+    request = head_tiles(PROBLEM.shared, 1 << 20, PROBLEM.shared.q_strides, 576, cluster.HEAD_TILE, **box)
     assert (request.swizzle, request.box) == (swizzle, (swizzle // 2, 32, 1, 1))
 
 
@@ -276,12 +278,12 @@ def test_a_cluster_is_given_no_more_entries_than_it_can_count() -> None:
     entries = re.search(r"constexpr int kTileKeys = (\d+);", text)
     assert block is not None
     assert entries is not None
-    assert 2**32 // int(block[1], 16) * int(entries[1]) == plan.CLUSTER_TOPK
-    assert planned(topk=plan.CLUSTER_TOPK, h_q=65).is_cluster
-    with pytest.raises(UnsupportedError, match=f"up to {plan.CLUSTER_TOPK} with more than 64 heads"):
-        planned(topk=plan.CLUSTER_TOPK + 1, h_q=65)
-    planned(topk=plan.CLUSTER_TOPK + 1, h_q=64)
-    planned(target=arch.named("sm_100f"), topk=plan.CLUSTER_TOPK + 1, h_q=65)
+    assert 2**32 // int(block[1], 16) * int(entries[1]) == cluster.CLUSTER_TOPK
+    assert planned(topk=cluster.CLUSTER_TOPK, h_q=65).is_cluster
+    with pytest.raises(UnsupportedError, match=f"up to {cluster.CLUSTER_TOPK} with more than 64 heads"):
+        planned(topk=cluster.CLUSTER_TOPK + 1, h_q=65)
+    planned(topk=cluster.CLUSTER_TOPK + 1, h_q=64)
+    planned(target=arch.named("sm_100f"), topk=cluster.CLUSTER_TOPK + 1, h_q=65)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90"])
@@ -343,7 +345,7 @@ def test_the_limit_is_enough_everywhere(
     shared = replace(MLA, s_q=s_q, topk=topk, h_q=heads, has_sink=has_sink, options=options)
     problem = replace(PROBLEM, shared=shared, dkv_dtype=dkv_dtype, has_attn_dist=has_dist)
     needed = plan.plan(problem, HOPPER, multiprocessors).workspace.bytes
-    spare = plan.PARTIAL_BYTES + (topk * 12 + 576 * 4) * s_q + shared.s_kv * 4 * s_q + 2048
+    spare = fixed_order.PARTIAL_BYTES + (topk * 12 + 576 * 4) * s_q + shared.s_kv * 4 * s_q + 2048
     assert needed <= plan.workspace_limit(problem) <= needed + spare
 
 
@@ -409,7 +411,7 @@ def test_lists_of_rows_are_bounded(s_q: int, topk: int, heads: int, multiprocess
     sizes = {"sums": 5000 * 576 * 4, "rows": entries * 4}
     if has_dist:
         sizes["row_topk_entries"] = entries * chosen.queries * 2
-    assert sizes["rows"] + sizes.get("row_topk_entries", 0) <= plan.LIST_BYTES
+    assert sizes["rows"] + sizes.get("row_topk_entries", 0) <= LIST_BYTES
     end = 0
     for name, size in (sizes | {"row_counts": chosen.chunk * 4, "non_finite_rows": 5000}).items():
         start = getattr(layout, name)
@@ -505,7 +507,7 @@ def test_lists_in_order_are_bounded(
     sizes = {"sums": (batch or 1) * 30000 * 576 * 4, "rows": entries * 4}
     if has_dist:
         sizes |= {"row_topk_entries": entries * 2, "row_counts": chosen.chunk * 4, "listed_dist": entries * 4}
-    assert sum(sizes.values()) - sizes["sums"] - chosen.chunk * 4 <= plan.LIST_BYTES
+    assert sum(sizes.values()) - sizes["sums"] - chosen.chunk * 4 <= LIST_BYTES
     end = 0
     for name, size in sizes.items():
         start = getattr(layout, name)
@@ -535,13 +537,13 @@ def test_the_attention_is_given_the_lists_in_the_place_of_indices() -> None:
 def test_limits_of_lists_are_those_that_the_kernel_has_room_for() -> None:
     text = (CUDA / "sparse_mla_bwd" / "query_group.cuh").read_text()
     found = dict(re.findall(r"constexpr int\w* (k\w+) = ([^;]+);", text))
-    assert 1 << int(found["kTokenBits"]) == plan.GROUP_TOKENS and found["kMaxTokens"] == "1 << kTokenBits"
-    assert int(found["kMaxEntries"]) == plan.GROUP_ENTRIES
-    assert found["kMaxTokensSingle"] == "1 << 18" and plan.ORDER_TOKENS == 1 << 18
-    assert {queries * heads for queries, heads in plan.GROUP_HEADS.items()} == {plan.CTA_HEADS}
+    assert 1 << int(found["kTokenBits"]) == packed_queries.GROUP_TOKENS and found["kMaxTokens"] == "1 << kTokenBits"
+    assert int(found["kMaxEntries"]) == GROUP_ENTRIES
+    assert found["kMaxTokensSingle"] == "1 << 18" and token_order.ORDER_TOKENS == 1 << 18
+    assert {queries * heads for queries, heads in packed_queries.GROUP_HEADS.items()} == {path.CTA_HEADS}
 
 
-@pytest.mark.parametrize("stage", plan.ORDER_STAGES)
+@pytest.mark.parametrize("stage", token_order.ORDER_STAGES)
 def test_blackwell_has_no_order_of_tokens(stage: str) -> None:
     with pytest.raises(InputError, match="on sm_100f"):
         raw_module("sparse_mla_bwd", arch="sm_100f", stage=stage)

@@ -15,12 +15,15 @@ from writer_kit import uses_in_a_call
 
 from cupymla import arch
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import plan, stored, units
+from cupymla.ops.sparse_mla_bwd import plan, sizes, units
+from cupymla.ops.sparse_mla_bwd.launches import Stage
+from cupymla.ops.sparse_mla_bwd.paths import fixed_order, packed_queries
 from cupymla.testing import compare
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_bwd")
+_ROW_WISE: tuple[Stage, ...] = ("zero", "round", "sink")
 MANY: dict[str, Any] = {"s_q": 4096, "s_kv": 8192, "topk": 2048, "options": ORDERED}
 
 
@@ -32,12 +35,13 @@ def test_rows_are_packed_and_so_are_queries(heads: int, queries: int, chunk: int
     lists = ["merge"] if queries > 1 else LISTS
     assert [x.stage for x in chosen.launches()] == ["zero", *lists, *["attention", "sum"] * 8, "round"]
     others = units.SINGLE if queries == 1 else units.PACKED
-    for stage in ("zero", "round", "sink", *stored.stages(queries)):
+    stages: tuple[Stage, ...] = ("attention", "sum", "merge") if queries > 1 else ("attention", "sum")
+    for stage in (*_ROW_WISE, *stages):
         assert chosen.source(stage).entry == {**others, **units.STORED}[stage].kernel
     sizes = chosen.workspace
-    assert sizes.partials is not None and chosen.chunk * queries * 2048 * 576 * 2 <= plan.PARTIAL_BYTES
+    assert sizes.partials is not None and chosen.chunk * queries * 2048 * 576 * 2 <= fixed_order.PARTIAL_BYTES
     assert (sizes.group_words is None, sizes.entry_list is None) == (queries == 1, queries > 1)
-    assert set(stored.sources()) >= {chosen.source(stage) for stage in stored.stages(queries)}
+    assert set(plan.sources()) >= {chosen.source(stage) for stage in stages}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_what_is_stored_in_float32_is_added_by_entries(problem: Any, target: str
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """A machine on which neighbours are packed wherever they can be."""
-    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    monkeypatch.setattr(packed_queries, "_MARGIN", 1e9)
     with emulated(multiprocessors=2, seed=3) as made:
         yield made
         assert STORED in made.launched
@@ -71,9 +75,9 @@ def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
 @pytest.mark.parametrize("listed", [1, 2])
 def test_chunks_of_query_groups_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch, listed: int) -> None:
     """Three chunks of two query groups, whose lists are made for one or two chunks at a time."""
-    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 320 * 512 * 2)
+    monkeypatch.setattr(fixed_order, "PARTIAL_BYTES", 2 * 320 * 512 * 2)
     each = 4 * 70 * 4 + 4 * 70 * 4 * 2 + 5 * 8
-    monkeypatch.setattr(plan, "LIST_BYTES", 2 * each * listed)
+    monkeypatch.setattr(sizes, "LIST_BYTES", 2 * each * listed)
     problem = case(16, 11, 70, 150, wants_dist=True, batch=2, lengths="hostile", sink="finite", selection="duplicates")
     given = SUBJECT.cases.inputs(problem, 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
@@ -82,7 +86,7 @@ def test_chunks_of_query_groups_add_up(machine: Emulated, monkeypatch: pytest.Mo
 
 @pytest.mark.compile
 def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 70 * 512 * 2)
+    monkeypatch.setattr(fixed_order, "PARTIAL_BYTES", 2 * 70 * 512 * 2)
     given = SUBJECT.cases.inputs(case(64, 5, 70, 90, lengths="hostile", sink="finite"), 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
     assert len(machine.launched) == 1 + 4 + 3 * 2 + 2
@@ -92,7 +96,7 @@ def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("heads", [16, 50])
 def test_results_have_the_same_bits_in_every_order_of_threads(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
     """Queries that name three tokens again and again, so that lists have most of their rows behind the tokens."""
-    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    monkeypatch.setattr(packed_queries, "_MARGIN", 1e9)
     given = SUBJECT.cases.inputs(case(heads, 6, 40, 3, selection="duplicates", wants_dist=True), 3)
     found = []
     for seed in (1, 2):
@@ -119,4 +123,4 @@ def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None
     given = SUBJECT.cases.inputs(case(5, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.GROUP_TOKENS)) > 1000
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, packed_queries.GROUP_TOKENS)) > 1000

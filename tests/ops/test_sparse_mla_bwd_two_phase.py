@@ -15,7 +15,8 @@ from writer_kit import uses_in_a_call
 
 from cupymla import InputError, arch
 from cupymla.ops.mla_cases import sized
-from cupymla.ops.sparse_mla_bwd import plan, two_phase
+from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.ops.sparse_mla_bwd.paths import path, two_phase
 from cupymla_lab import ab
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.subjects import Subject
@@ -151,7 +152,7 @@ def test_numbers_are_those_of_the_kernels() -> None:
     text = "".join((FOLDER / name).read_text() for name in ("stored_p_ds.cuh", "dq_dkv_storage.cuh"))
     found = {name: int(value) for name, value in re.findall(r"constexpr int (k\w+) = (\d+);", text)}
     assert found["kTiles"] * found["kTileColumns"] == two_phase.DQ_DKV_CTA_COLUMNS
-    assert found["kPdsGroups"] * found["kPdsHeads"] == two_phase.HEADS[1] == plan.BLOCK_HEADS[1]
+    assert found["kPdsGroups"] * found["kPdsHeads"] == two_phase.HEADS[1] == path.BLOCK_HEADS[1]
     block = found["kPdsGroups"] * found["kPdsHeads"] * found["kPdsKeys"] * 2 * 2 + 4 * found["kPdsGroups"]
     one = replace(PROBLEM.shared, topk=found["kPdsKeys"])
     assert two_phase.p_ds_bytes(replace(PROBLEM, shared=one)) == block

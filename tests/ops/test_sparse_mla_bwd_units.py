@@ -11,8 +11,9 @@ from plan_kit import CUDA
 
 from cupymla import arch, evidence
 from cupymla.ops import registry
-from cupymla.ops.sparse_mla_bwd import plan, units
+from cupymla.ops.sparse_mla_bwd import paths, plan, units
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
+from cupymla.ops.sparse_mla_bwd.paths import path
 from cupymla.testing import operators
 
 
@@ -25,7 +26,7 @@ def test_units_take_the_definitions_that_they_name() -> None:
         assert re.search(rf"\b{unit.kernel}\(", text)
 
 
-@pytest.mark.parametrize("target", plan.ARCHS)
+@pytest.mark.parametrize("target", paths.ARCHS)
 def test_evidence_speaks_for_every_unit(target: str) -> None:
     """An edit of a unit that no kernel names would leave its evidence as it is."""
     entry = registry.named("sparse_mla_bwd")
@@ -51,10 +52,10 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
 
 def test_a_cluster_has_stages_of_its_own_for_its_sums() -> None:
     for stage in ("zero", "round"):
-        alone, pair = (plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS)
+        alone, pair = (plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in path.BLOCK_HEADS)
         assert [source.entry for source in (alone, pair)] == [
             f"sparse_mla_bwd{own}_{stage}" for own in ("", "_cluster")
         ]
         assert pair in plan.sources("sm_90a") and alone in plan.sources("sm_90a")
     for stage in set(STAGES) - {"attention", "zero", "round", "merge"}:
-        assert len({plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in plan.BLOCK_HEADS}) == 1, stage
+        assert len({plan.variant(HOPPER, stage=stage, block_heads=heads) for heads in path.BLOCK_HEADS}) == 1, stage

@@ -1,43 +1,22 @@
-// Gradients of the lightning indexer at the selected keys, for Hopper: `zero`, with integers `bound`, `gradients`,
-// `round`, a launch each. README.md has the roofline, gradients.cuh the pipeline.
+// Gradients of the lightning indexer at the selected keys, for Hopper: stage `gradients`. README.md has the roofline,
+// gradients.cuh the pipeline.
 #include "../../common/entry.cuh"
-#include "dk_rows.cuh"
 #include "gradients.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
 #endif
 
-// CUPYMLA_STAGE: a number of `Stage`; `STAGES` in cupymla/ops/indexer_bwd/plan.py has the same. CUPYMLA_D: channels, 64
-// or 128. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of a block, with those that only fill up, 16, 32
-// or 64. CUPYMLA_DETERMINISTIC: 1 for sums of integers, 0 of floats.
+// CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_D: channels, 64 or 128. CUPYMLA_HEADS: heads of a block, with those
+// that only fill up, 16, 32 or 64. CUPYMLA_DETERMINISTIC: 1 for sums of integers, 0 of floats.
 
-namespace cupymla::indexer_bwd {
-
-enum Stage { kZero, kBound, kGradients, kRound };
-
-constexpr int kStage = CUPYMLA_STAGE;
-constexpr bool kByRows = kStage == kZero || kStage == kRound;
-constexpr int kCtaThreads = kByRows ? kRowThreads : kThreads;
-
-}  // namespace cupymla::indexer_bwd
-
-extern "C" __global__ void __launch_bounds__(cupymla::indexer_bwd::kCtaThreads, 2)
+extern "C" __global__ void __launch_bounds__(cupymla::indexer_bwd::kThreads, 2)
     indexer_bwd(const __grid_constant__ cupymla::indexer_bwd::Parameters params) {
-  using namespace cupymla;
   using namespace cupymla::indexer_bwd;
-  if constexpr (kStage == kZero) zero(params);
-  if constexpr (kStage == kBound) bound(params);
-  if constexpr (kStage == kRound) round(params);
-  if constexpr (kStage == kGradients) {
-    extern __shared__ __align__(1024) uint8_t shared_memory[];
-    const Query query(params);
-    Gradients{*reinterpret_cast<Storage*>(shared_memory), params, query}.run();
-  }
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  const Query query(params);
+  Gradients{*reinterpret_cast<Storage*>(shared_memory), params, query}.run();
 }
 
-CUPYMLA_LAUNCH_FACTS(threads = cupymla::indexer_bwd::kCtaThreads,
-                     smem_bytes = cupymla::indexer_bwd::kStage == cupymla::indexer_bwd::kGradients
-                                      ? sizeof(cupymla::indexer_bwd::Storage)
-                                      : 0,
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::indexer_bwd::kThreads, smem_bytes = sizeof(cupymla::indexer_bwd::Storage),
                      parameter_bytes = sizeof(cupymla::indexer_bwd::Parameters));

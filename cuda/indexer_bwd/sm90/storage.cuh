@@ -23,24 +23,20 @@
 
 #include "../../common/sm90/wgmma.cuh"
 #include "../../common/swizzle.cuh"
-#include "params.cuh"
+#include "channels.cuh"
+#include "query.cuh"
 
 namespace cupymla::indexer_bwd {
 
-constexpr int kD = CUPYMLA_D;
 constexpr int kHeads = CUPYMLA_HEADS;  // of a block, with those that only fill up
 constexpr bool kDeterministic = CUPYMLA_DETERMINISTIC != 0;
-constexpr int kThreads = 128;
-constexpr int kTileKeys = 64;
 constexpr int kStages = 3;
 constexpr int kColumnTiles = kD / 64;  // of 128 swizzled bytes
-constexpr int kRowChunks = kD / 8;     // of 16 bytes
 constexpr int kHeadGroups = kHeads / 8;
 constexpr int kScores = kHeads / 2;    // of a thread, see `multiply_keys`
 constexpr uint32_t kKeyColumnBytes = kTileKeys * kSwizzleRowBytes;
 constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 
-static_assert(kD == 64 || kD == 128);
 static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
 
 // Addresses of `keys`, `q` and `active` are multiples of 1024: wgmma reads them.

@@ -1,7 +1,5 @@
-// Sizes that a variant fixes.
+// Column tiles, and blocks of keys that they are multiplied by.
 //
-// CUPYMLA_STAGE: a number of `Stage`; `STAGES` in cupymla/ops/indexer_loss_dense/plan.py has the same. CUPYMLA_FP16: 1
-// for fp16, 0 for bf16. CUPYMLA_D: channels of an index head, 64 or 128. CUPYMLA_D_QK: of an MLA head, 576 or 512.
 // CUPYMLA_HEADS: heads of a row in a column tile, with those that only fill up, 16, 32 or 64: of the indexer in stages
 // `dq` and `dk`, of MLA in `lse` and `target`.
 #pragma once
@@ -11,13 +9,6 @@
 #include "params.cuh"
 
 namespace cupymla::indexer_loss_dense {
-
-enum Stage { kMask, kLse, kTarget, kRowLoss, kDq, kDk, kRound };
-
-constexpr int kStage = CUPYMLA_STAGE;
-constexpr int kD = CUPYMLA_D;
-constexpr int kDQk = CUPYMLA_D_QK;
-constexpr bool kScaled = CUPYMLA_FP16 != 0;  // operands of gradients: bf16 has the exponents of fp32
 
 // A column tile: the heads of one row, or of several neighbouring ones, with those that only fill up.
 constexpr int kColumns = 64;
@@ -32,8 +23,6 @@ constexpr int kBlockKeys = kConsumers * kTileKeys;
 constexpr uint32_t kTileBytes = 64 * kSwizzleRowBytes;  // 64 keys, or columns, of 64 channels
 constexpr int kScores = 32;                             // of a thread, in a product of 64 x 64
 
-static_assert(kD == 64 || kD == 128);
-static_assert(kDQk == 576 || kDQk == 512);
 static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
 
 // Where a column tile lies.

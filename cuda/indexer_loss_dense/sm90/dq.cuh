@@ -43,14 +43,14 @@ struct DqConsumer : GradientConsumer<DqStorage> {
  private:
   // Adds what the other consumer has, of every second tile of keys.
   __device__ __forceinline__ void merge() {
-    const int thread = static_cast<int>(threadIdx.x) % GradientWarpgroups::kWarpgroup;
+    const int thread = static_cast<int>(threadIdx.x) % RoleWarpgroups::kWarpgroup;
     if (warpgroup_idx == 1) {
 #pragma unroll
       for (int i = 0; i < kD / 2; ++i) storage.merged[i][thread] = sums[i];
       storage.merged[kD / 2][thread] = dweights[0];
       storage.merged[kD / 2 + 1][thread] = dweights[1];
     }
-    named_barrier_sync(1, GradientWarpgroups::kConsumerThreads);
+    named_barrier_sync(1, RoleWarpgroups::kConsumerThreads);
     if (warpgroup_idx == 1) return;
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) sums[i] += storage.merged[i][thread];

@@ -26,13 +26,13 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/math.cuh"
 #include "../../common/sm90/index_products.cuh"
+#include "channels.cuh"
 #include "config.cuh"
+#include "operand_scale.cuh"
+#include "warp_roles.cuh"
 
 namespace cupymla::indexer_loss_dense {
-
-using GradientWarpgroups = sm90::Warpgroups<kConsumers, 40, 232>;
 
 constexpr int kDTiles = kD / 64;
 
@@ -44,7 +44,7 @@ struct alignas(1024) DqStorage {
   Tile kept[kConsumers];     // heads
   Tile streamed[kStages];    // keys
   alignas(16) float gradients[kStages][kConsumers][kRows][kTileKeys];
-  alignas(16) float merged[kD / 2 + 2][GradientWarpgroups::kWarpgroup];  // what consumer 1 has, for consumer 0
+  alignas(16) float merged[kD / 2 + 2][RoleWarpgroups::kWarpgroup];  // what consumer 1 has, for consumer 0
   int32_t first[kStages];  // key of a tile; negative: there is no more
   Mbarrier kept_full, landed, full[kStages], free[kStages];
 };
@@ -69,15 +69,9 @@ __device__ __forceinline__ void init_barriers(Storage& storage) {
   storage.landed.init(1);
   for (int stage = 0; stage < Storage::kStages; ++stage) {
     storage.full[stage].init(32 + 1);
-    storage.free[stage].init(GradientWarpgroups::kConsumerThreads);
+    storage.free[stage].init(RoleWarpgroups::kConsumerThreads);
   }
   fence_mbarrier_init();
-}
-
-// The power of two that brings a finite number, not negative, near 2^14; 1 for zero, and for bf16.
-__device__ __forceinline__ float operand_scale(float largest) {
-  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-  return kScaled && largest > 0.0f ? power_of_two(max(-120, min(120, 14 - exponent))) : 1.0f;
 }
 
 }  // namespace cupymla::indexer_loss_dense

@@ -2,14 +2,10 @@
 #pragma once
 
 #include "../../common/memory.cuh"
+#include "channels.cuh"
 #include "rows.cuh"
 
 namespace cupymla::indexer_loss_dense {
-
-__device__ __forceinline__ int64_t first_thread() {
-  return static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
-}
-__device__ __forceinline__ int64_t all_threads() { return static_cast<int64_t>(gridDim.x) * kRowThreads; }
 
 // A lane takes a key, a warp a word of bits.
 __device__ __forceinline__ void mask_keys(const Parameters& params) {

@@ -27,7 +27,7 @@ struct TeacherProducer {
     if (any.is_empty()) return end();
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const ColumnTile tile(static_cast<int32_t>(blockIdx.x) * kConsumers + consumer, params.mla_heads);
-      load_heads(tile.first_row, tile.first_head);
+      load_heads<false>(tile.first_row, tile.first_head);
     }
 #pragma unroll 1
     for (int32_t key = any.begin / kTileKeys * kTileKeys; key < any.end; key += kTileKeys) load_keys(key);
@@ -42,12 +42,14 @@ struct TeacherProducer {
     for (int consumer = 0; consumer < kConsumers; ++consumer) load_keys(first_key + consumer * kTileKeys);
     do {
 #pragma unroll 1
-      for (int32_t head = 0; head < params.mla_heads; head += kHeads) load_heads(group.first_row, head);
+      for (int32_t head = 0; head < params.mla_heads; head += kHeads) load_heads<true>(group.first_row, head);
     } while (groups.next<false>(group));
     end();
   }
 
  private:
+  // kWithLse: whether log-sum-exps of these heads go with them.
+  template <bool kWithLse>
   __device__ __forceinline__ void load_heads(int32_t row, int32_t head) {
     storage.free[ring.stage].wait(ring.free());
     if (lane == 0) {
@@ -59,7 +61,7 @@ struct TeacherProducer {
       }
     }
     // Behind the copies: these loads are waited for here.
-    if constexpr (kStage == kTarget) {
+    if constexpr (kWithLse) {
 #pragma unroll
       for (int i = 0; i < kColumns / 32; ++i) {
         const int column = i * 32 + lane;

@@ -22,11 +22,13 @@
 #include "../../common/barrier.cuh"
 #include "../../common/math.cuh"
 #include "config.cuh"
+#include "warp_roles.cuh"
 
 namespace cupymla::indexer_loss_dense {
 
-struct TeacherConfig : sm90::Warpgroups<kConsumers, 40, 232> {
-  static constexpr int kDQk = indexer_loss_dense::kDQk;
+struct TeacherConfig : RoleWarpgroups {
+  static constexpr int kDQk = CUPYMLA_D_QK;
+  static_assert(kDQk == 576 || kDQk == 512);
   static constexpr int kTileKeys = 64;
   static constexpr int kConsumerHeads = 64;
   static constexpr int kTileBytes = indexer_loss_dense::kTileBytes;

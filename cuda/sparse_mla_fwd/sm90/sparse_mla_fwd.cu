@@ -1,7 +1,6 @@
 // Sparse MLA attention, forward, for Hopper: a CTA takes a block of heads of one or several queries. The pipeline
 // and the barriers are drawn in storage.cuh and small_head_storage.cuh, the mathematics are in
-// cupymla/ops/sparse_mla_fwd/README.md. And the pre-processing kernel `order`, which puts entries into the order of
-// tokens.
+// cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/memory.cuh"
@@ -10,7 +9,6 @@
 #include "small_head_values.cuh"
 #include "merge.cuh"
 #include "producer.cuh"
-#include "token_order.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
@@ -20,7 +18,6 @@
 // for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which costs a multiplication per score;
 // 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster of the small-head variant
 // share the entries of one query.
-// CUPYMLA_STAGE: 0 for the attention, 1 for `order`, its pre-processing kernel, which depends on none of the others.
 
 namespace cupymla::sparse_mla_fwd {
 
@@ -70,24 +67,6 @@ __device__ __forceinline__ void consume(Storage<Config>& storage, const Paramete
 
 }  // namespace cupymla::sparse_mla_fwd
 
-#if CUPYMLA_STAGE == 1
-
-extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::kOrderThreads)
-    sparse_mla_fwd(const __grid_constant__ cupymla::sparse_mla_fwd::OrderParameters params) {
-  using namespace cupymla::sparse_mla_fwd;
-  extern __shared__ __align__(1024) uint8_t shared_memory[];
-  TokenOrder(*reinterpret_cast<OrderStorage*>(shared_memory), params).run();
-}
-
-CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::kOrderThreads, cluster = 1,
-                     // And so many more for each word of a token's bit, in groups of words.
-                     smem_bytes = sizeof(cupymla::sparse_mla_fwd::OrderStorage),
-                     parameter_bytes = sizeof(cupymla::sparse_mla_fwd::OrderParameters),
-                     word_bytes = cupymla::sparse_mla_fwd::kOrderWordBytes,
-                     word_group = cupymla::sparse_mla_fwd::kOrderWordGroup);
-
-#else
-
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig::kThreads, 1)
     sparse_mla_fwd(const __grid_constant__ cupymla::TensorMap q_map,
                    const __grid_constant__ cupymla::sparse_mla_fwd::Parameters params) {
@@ -126,5 +105,3 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::ThisConfig::kThreads,
                      parameter_bytes = sizeof(cupymla::sparse_mla_fwd::Parameters),
                      heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads,
                      warpgroup_registers = cupymla::sparse_mla_fwd::ThisConfig::kWarpgroupRegisters);
-
-#endif

@@ -9,14 +9,21 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ..indexer_validation import CHANNELS
 from ..mla import DTYPES
+from ..units import Unit
 from ..variants import FLAGS, every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
-SOURCE = "indexer_bwd/sm90/indexer_bwd.cu"
 TARGETS = ("sm_90a",)
 
-STAGES = ("zero", "bound", "gradients", "round")
-"""Launches of a call, in order; `Stage` in indexer_bwd.cu has the same. `bound` is for deterministic sums alone."""
+UNITS = {
+    "zero": Unit(OPERATOR, f"{OPERATOR}_zero"),
+    "bound": Unit(OPERATOR, f"{OPERATOR}_bound", ("FP16", "D")),
+    "gradients": Unit(OPERATOR, OPERATOR, ("FP16", "D", "HEADS", "DETERMINISTIC")),
+    "round": Unit(OPERATOR, f"{OPERATOR}_round", ("D", "DETERMINISTIC")),
+}
+"""Translation units by stage, in the order of a call's launches. `bound` is for deterministic sums alone."""
+
+STAGES = tuple(UNITS)
 
 HEADS = (16, 32, 64)
 """Heads of a block with those that fill it up; more heads come in several blocks."""
@@ -131,24 +138,23 @@ def variant(
     Args:
         arch: the target.
         stage: one of `STAGES`.
-        dtype: of q and k. Only the bounds and the gradients depend on it.
-        channels: 64 or 128. The zeros do not depend on it.
-        heads: of a block, with those that only fill up: 16, 32 or 64. Only the gradients depend on it.
-        deterministic: whether sums are of integers. The bounds always are for such, and zeros are the same for all.
+        dtype: of q and k. `UNITS` has the stages that depend on it, and on the rest.
+        channels: 64 or 128.
+        heads: of a block, with those that only fill up: 16, 32 or 64.
+        deterministic: whether sums are of integers.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
     require_target(OPERATOR, arch)
     choices = {"stage": (stage, STAGES), "dtype": (dtype, DTYPES), "channels": (channels, CHANNELS)}
     require_choice(OPERATOR, **choices, heads=(heads, HEADS), deterministic=(deterministic, FLAGS))
-    defines = (
-        ("CUPYMLA_STAGE", STAGES.index(stage)),
-        ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("bound", "gradients"))),
-        ("CUPYMLA_D", 64 if stage == "zero" else channels),
-        ("CUPYMLA_HEADS", heads if stage == "gradients" else HEADS[0]),
-        ("CUPYMLA_DETERMINISTIC", int(stage == "bound" or (deterministic and stage != "zero"))),
-    )
-    return KernelSource(SOURCE, OPERATOR, defines, arch.name)
+    values = {
+        "FP16": int(dtype == "float16"),
+        "D": channels,
+        "HEADS": heads,
+        "DETERMINISTIC": int(deterministic),
+    }
+    return UNITS[stage].source(arch.name, values)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:

@@ -11,17 +11,28 @@ from ...build.source import KernelSource
 from ..indexer_logits import plan as scoring
 from ..indexer_validation import CHANNELS
 from ..mla import D_QK, DTYPES
+from ..units import Unit
 from ..variants import every, require_choice, require_target
 from .spec import OPERATOR, Problem
 
-SOURCE = "indexer_loss_dense/sm90/indexer_loss_dense.cu"
 TARGETS = ("sm_90a",)
+
+UNITS = {
+    "mask": Unit(OPERATOR, f"{OPERATOR}_mask", ("FP16", "D")),
+    "lse": Unit(OPERATOR, f"{OPERATOR}_lse", ("FP16", "D_QK", "HEADS")),
+    "target": Unit(OPERATOR, OPERATOR, ("FP16", "D_QK", "HEADS")),
+    "row_loss": Unit(OPERATOR, f"{OPERATOR}_row_loss", ("FP16", "D")),
+    "dq": Unit(OPERATOR, f"{OPERATOR}_dq", ("FP16", "D", "HEADS")),
+    "dk": Unit(OPERATOR, f"{OPERATOR}_dk", ("FP16", "D", "HEADS")),
+    "round": Unit(OPERATOR, f"{OPERATOR}_round", ("D",)),
+}
+"""Translation units by stage."""
 
 _BEGIN, _EACH, _END = ("mask", "lse"), ("target", "row_loss", "dq", "dk"), ("round",)
 
 STAGES = (*_BEGIN, *_EACH, *_END)
-"""Launches of a call; `Stage` in config.cuh has the same. The first two begin a batch entry and the last one ends it,
-others come once for each block of its rows, with the scores of `indexer_logits` behind `target`."""
+"""Launches of a call. The first two begin a batch entry and the last one ends it, others come once for each block of
+its rows, with the scores of `indexer_logits` behind `target`."""
 
 HEADS = (16, 32, 64)
 """Heads of a row in a column tile, with those that fill it up; more heads come in several tiles."""
@@ -48,10 +59,8 @@ _ROW_THREADS = 256
 _MOST_ROW_CTAS = 1056
 _ALIGNMENT = 128
 
-_BY_CHANNELS = ("mask", "row_loss", "dq", "dk", "round")
 OF_TEACHER = ("lse", "target")
 """Stages that work on MLA heads; others work on those of the indexer."""
-_BY_HEADS = ("dq", "dk", *OF_TEACHER)
 
 AHEAD = tuple((stage, heads) for stage in STAGES for heads in (HEADS if stage in ("dq", "dk") else HEADS[-1:]))
 """Variants of bf16, 128 and 576 channels that are compiled ahead of use: stage, heads."""
@@ -258,9 +267,9 @@ def variant(
     Args:
         arch: the target.
         stage: one of `STAGES`.
-        dtype: of q and k. `round` does not depend on it.
-        channels: of an index head, 64 or 128. `lse` and `target` do not depend on it.
-        mla_channels: of an MLA head, 576 or 512. Only `lse` and `target` depend on it.
+        dtype: of q and k. `UNITS` has the stages that depend on it, and on the rest.
+        channels: of an index head, 64 or 128.
+        mla_channels: of an MLA head, 576 or 512.
         heads: of a row in a column tile, 16, 32 or 64: of MLA in `lse` and `target`, of the indexer in `dq` and `dk`.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
@@ -268,14 +277,8 @@ def variant(
     require_target(OPERATOR, arch)
     choices = {"stage": (stage, STAGES), "dtype": (dtype, DTYPES), "channels": (channels, CHANNELS)}
     require_choice(OPERATOR, **choices, mla_channels=(mla_channels, D_QK), heads=(heads, HEADS))
-    defines = (
-        ("CUPYMLA_STAGE", STAGES.index(stage)),
-        ("CUPYMLA_FP16", int(dtype == "float16" and stage != "round")),
-        ("CUPYMLA_D", channels if stage in _BY_CHANNELS else CHANNELS[0]),
-        ("CUPYMLA_D_QK", mla_channels if stage in OF_TEACHER else D_QK[-1]),
-        ("CUPYMLA_HEADS", heads if stage in _BY_HEADS else HEADS[-1]),
-    )
-    return KernelSource(SOURCE, OPERATOR, defines, arch.name)
+    values = {"FP16": int(dtype == "float16"), "D": channels, "D_QK": mla_channels, "HEADS": heads}
+    return UNITS[stage].source(arch.name, values)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:

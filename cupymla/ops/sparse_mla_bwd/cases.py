@@ -20,23 +20,27 @@ WRITTEN = ARGUMENTS.written
 
 CHOICES = {
     "sparse_mla_bwd": Choice(
-        ("plan._MARGIN=0.0", "two_phase._WHEN='never'", "stored.PACKS_ROWS=False"),
+        (
+            "paths.packed_queries._MARGIN=0.0",
+            "paths.two_phase._WHEN='never'",
+            "paths.fixed_order.PACKS_ROWS_OF_SINGLE=False",
+        ),
         further=(
-            ("order", "plan._ORDER_GAIN=-1.0"),
-            ("two_phase", "two_phase._WHEN='always'"),
-            ("columns_outermost", "two_phase._WHEN='always'"),
-            ("columns_outermost", "two_phase._ALL_COLUMNS_BYTES=-1.0"),
-            ("columns_outermost_in_order", "two_phase._WHEN='always'"),
-            ("columns_outermost_in_order", "two_phase._ALL_COLUMNS_BYTES=-1.0"),
-            ("columns_outermost_in_order", "plan._ORDER_GAIN=-1.0"),
+            ("order", "paths.token_order._ORDER_GAIN=-1.0"),
+            ("two_phase", "paths.two_phase._WHEN='always'"),
+            ("columns_outermost", "paths.two_phase._WHEN='always'"),
+            ("columns_outermost", "paths.two_phase._ALL_COLUMNS_BYTES=-1.0"),
+            ("columns_outermost_in_order", "paths.two_phase._WHEN='always'"),
+            ("columns_outermost_in_order", "paths.two_phase._ALL_COLUMNS_BYTES=-1.0"),
+            ("columns_outermost_in_order", "paths.token_order._ORDER_GAIN=-1.0"),
         ),
         beside=("sparse_mla_bwd_sink_lse",),
     ),
-    "sparse_mla_bwd_packed": Choice("plan._MARGIN=1e9", intents=("packed_queries",)),
+    "sparse_mla_bwd_packed": Choice("paths.packed_queries._MARGIN=1e9", intents=("packed_queries",)),
     "sparse_mla_bwd_stored": Choice(
-        "plan._MARGIN=0.0",
+        "paths.packed_queries._MARGIN=0.0",
         intents=("stored", "stored_queries"),
-        further=(("stored_queries", "plan._MARGIN=1e9"),),
+        further=(("stored_queries", "paths.packed_queries._MARGIN=1e9"),),
     ),
     "sparse_mla_bwd_sink_lse": Choice(
         (), intents=("sink_lse",), beside=("sparse_mla_bwd", "sparse_mla_bwd_packed", "sparse_mla_bwd_stored")

@@ -21,6 +21,7 @@ from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
 from . import plan
 from .launches import ATTENDING, Launch, Stage
+from .paths.cluster import ROPE_COLUMNS
 from .sizes import group_word_bytes
 from .spec import OPERATOR, Problem, Views
 
@@ -263,7 +264,7 @@ class Binding:
         shared, heads, queries = self.plan.problem.shared, self.plan.box_heads, self.plan.queries
         wanted = [("q", views.q, shared.d_qk, BOX_CHANNELS), ("dout", views.dout, shared.d_v, BOX_CHANNELS)]
         if self.plan.attends_in_clusters:
-            wanted.append(("q", views.q, shared.d_qk, plan.ROPE_COLUMNS))
+            wanted.append(("q", views.q, shared.d_qk, ROPE_COLUMNS))
         maps = []
         for name, view, channels, box_channels in wanted:
             strides = lead_strides(view, shared)

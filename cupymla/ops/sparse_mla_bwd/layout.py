@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from . import two_phase
 from .launches import Workspace
 from .sizes import all_kv_rows, all_tokens, group_word_bytes, partial_bytes
 from .spec import Problem
@@ -24,13 +23,13 @@ def workspace(
     in_runs: bool = False,
     packed: bool = False,
     lists: int = 1,
-    in_phases: bool = False,
+    p_ds_bytes: int = 0,
 ) -> Workspace:
     """Lay out the workspace of a problem whose entries are stored for `chunk` queries at a time, or whose rows are
     listed for `chunk` query groups of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have
     their columns in a cluster's order, so that no dkv can be the sums, and have spare rows. `packed`: whether stored
     rows have 16 bits a column. `lists`: of how many chunks entries, or rows of stored query groups, are listed at a
-    time. `in_phases`: whether P and dS are stored."""
+    time. `p_ds_bytes`: of P and dS of one query, 0 where they are not stored."""
     shared = problem.shared
     kv_rows = all_kv_rows(problem)
     listed_queries = lists * chunk  # or query groups
@@ -68,6 +67,6 @@ def workspace(
         group_words=part(ordered and grouped, listed_queries * group_word_bytes(problem) // 4),
         listed_dist=part(in_order and problem.has_attn_dist, entries),
         non_finite_rows=part(grouped, -(-kv_rows // 4)),
-        p_ds=part(in_phases, chunk * two_phase.p_ds_bytes(problem) // 4),
+        p_ds=part(p_ds_bytes > 0, chunk * p_ds_bytes // 4),
         bytes=end,
     )

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from .spec import Problem
 
+GROUP_ENTRIES = 8192
+"""Rows that a list has room for: as `kMaxEntries` in cuda/sparse_mla_bwd/query_group.cuh."""
+
+LIST_BYTES = 128 << 20
+"""What lists of rows, and a distribution in their order, may take at a time, or lists of entries when deterministic.
+One query group's, or one chunk's, are made at a time where they need more."""
+
 
 def partial_bytes(problem: Problem, packed: bool, queries: int = 1) -> int:
     """Of the rows that one query's entries add, or of the whole blocks of 64 of so many packed queries."""

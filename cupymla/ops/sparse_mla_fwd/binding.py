@@ -79,8 +79,7 @@ def record(source: KernelSource) -> type[Parameters] | type[BlackwellParameters]
     """The parameter record of a kernel variant."""
     if source.arch == plan.BLACKWELL:
         return BlackwellParameters
-    is_order = dict(source.defines)["CUPYMLA_STAGE"] == plan.STAGES.index("order")
-    return OrderParameters if is_order else Parameters
+    return OrderParameters if source.entry == plan.ORDER else Parameters
 
 
 def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:

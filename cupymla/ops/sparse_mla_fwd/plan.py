@@ -50,8 +50,10 @@ SMALLEST_SCALE = 2.0**-100
 
 
 STAGES = ("attention", "order")
-"""What a launch of a Hopper kernel does, in the order of CUPYMLA_STAGE: the attention, or ahead of it listing each
-query's tokens in ascending order."""
+"""What a launch on Hopper does: the attention, or ahead of it listing each query's tokens in ascending order."""
+
+ORDER = f"{OPERATOR}_order"
+"""The kernel that lists them."""
 
 ORDER_TOKENS = 1 << 18
 """Tokens of a batch entry that `order` has room for: as `kMaxOrderTokens` in
@@ -250,11 +252,10 @@ def raw_work_assignment(
 
     Raises UnsupportedError for other variants.
     """
-    defines = dict(source.defines)
-    if defines["CUPYMLA_SPLIT"]:
-        raise UnsupportedError(f"a work assignment by sizes alone of {OPERATOR} with split", source.arch, "split=False")
-    if defines.get("CUPYMLA_STAGE") == STAGES.index("order"):
+    if source.entry == ORDER:
         return WorkAssignment(s_q * batch, {})
+    if dict(source.defines)["CUPYMLA_SPLIT"]:
+        raise UnsupportedError(f"a work assignment by sizes alone of {OPERATOR} with split", source.arch, "split=False")
     ctas = facts["cluster"]
     head_blocks = max(1, -(-h_q // (facts["heads_per_cta"] * ctas)))
     if source.arch == BLACKWELL:
@@ -302,7 +303,7 @@ def variant(
     stages = STAGES[:1] if arch.name == BLACKWELL else STAGES
     require_choice(OPERATOR, where, stage=(stage, stages))
     if stage == "order":
-        d_qk, heads, dtype, any_scale, split = D_QK[0], CTA_HEADS[-1], DTYPES[0], False, False
+        return KernelSource(f"{OPERATOR}/sm90/{ORDER}.cu", ORDER, (), arch.name)
     numbers = (
         ("CUPYMLA_D_QK", d_qk),
         ("CUPYMLA_HEADS", heads),
@@ -310,10 +311,8 @@ def variant(
         ("CUPYMLA_ANY_SCALE", int(any_scale)),
         ("CUPYMLA_SPLIT", int(split)),
     )
-    if arch.name == BLACKWELL:
-        return KernelSource("sparse_mla_fwd/sm100/sparse_mla_fwd.cu", OPERATOR, numbers, arch.name)
-    defines = (*numbers, ("CUPYMLA_STAGE", STAGES.index(stage)))
-    return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
+    folder = "sm100" if arch.name == BLACKWELL else "sm90"
+    return KernelSource(f"{OPERATOR}/{folder}/{OPERATOR}.cu", OPERATOR, numbers, arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:

@@ -1,0 +1,209 @@
+"""Times every path of sparse_mla_bwd's plan, in turn, on its benchmark cases: what says whether the plan chooses well.
+
+    python -m cupymla_lab backward-paths --out docs/benchmarks
+
+Writes <out>/<gpu>/sparse_mla_bwd.paths.json, anew after each case. Kernels are compiled first, by a process each. A
+path whose gradients are not those of the path that the plan chooses is not written, and the command fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from cupymla import arch as arches
+from cupymla import driver
+from cupymla.arch import Arch
+from cupymla.bench import machine, report
+from cupymla.bench import run as bench
+from cupymla.bench.baselines import agreement
+from cupymla.bench.timing import Timer
+from cupymla.build.precompile import precompile
+from cupymla.build.source import KernelSource
+from cupymla.cli.terminal import exit_with
+from cupymla.errors import CompileError
+from cupymla.ops.mla import MlaProblem
+from cupymla.ops.mla_cases import MlaCase
+from cupymla.ops.sparse_mla_bwd import paths, plan, spec
+from cupymla.ops.sparse_mla_bwd.paths.path import Path as PlanPath
+from cupymla.testing.compare import Mismatch
+
+from . import ab
+from .subjects import Subject
+
+OPERATOR = spec.OPERATOR
+FILE = f"{OPERATOR}.paths"
+REPEATS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """One path of one case.
+
+    Attributes:
+        case: the case's name.
+        path: the path's.
+        us: median time of a call, in microseconds, all paths of a case in turn.
+        difference: from the gradients of the path that was chosen then, the largest of an element, as a share of the
+            largest magnitude.
+    """
+
+    case: str
+    path: str
+    us: float
+    difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A case whose chosen path is slower than another one.
+
+    Attributes:
+        case: its name.
+        chosen: the path that is chosen.
+        fastest: the path that took the least time.
+        ratio: the time of the former over that of the latter.
+    """
+
+    case: str
+    chosen: str
+    fastest: str
+    ratio: float
+
+
+def problem_of(case: MlaCase) -> spec.Problem:
+    """The problem of a case whose arrays are contiguous, without these."""
+    options = spec.Options(**case.options)
+    query, head = case.h_q * case.d_qk, case.d_qk
+    of_batch = 0 if case.batch is None else case.s_q
+    shared = MlaProblem(
+        batch=case.batch,
+        s_q=case.s_q,
+        s_kv=case.s_kv,
+        h_q=case.h_q,
+        d_qk=case.d_qk,
+        topk=case.topk,
+        dtype=case.dtype,
+        options=options,
+        has_topk_length=case.lengths != "none",
+        has_sink=case.sink != "none",
+        q_strides=(of_batch * query, query, head),
+        kv_strides=(0 if case.batch is None else case.s_kv * case.d_qk, case.d_qk),
+        indices_strides=(of_batch * case.topk, case.topk),
+        topk_length_strides=(of_batch, 1) if case.lengths != "none" else (0, 0),
+    )
+    shape = (*case.lead, case.s_kv, case.d_qk)
+    return spec.Problem(shared, case.wants_dist, options.dkv_dtype or case.dtype, shape)
+
+
+def losses(rows: Iterable[PathRow], chosen: Mapping[str, str], margin: float) -> list[Loss]:
+    """The cases whose chosen path took more than `margin` longer, as a share, than the fastest.
+
+    Raises KeyError for a case whose chosen path has no row.
+    """
+    times: dict[str, dict[str, float]] = {}
+    for row in rows:
+        times.setdefault(row.case, {})[row.path] = row.us
+    found = []
+    for case, us in times.items():
+        fastest = min(us, key=us.__getitem__)
+        ratio = us[chosen[case]] / us[fastest]
+        if ratio > 1 + margin:
+            found.append(Loss(case, chosen[case], fastest, round(ratio, 3)))
+    return found
+
+
+def taking(path: PlanPath) -> ab.Variant:
+    """Calls whose plans take a path, whatever their rules say."""
+
+    @contextlib.contextmanager
+    def applied() -> Iterator[None]:
+        with mock.patch.object(paths, "choose", lambda *_: path):
+            yield
+
+    return ab.Variant(path.name, applied)
+
+
+def in_turn(problem: spec.Problem, arch: Arch, multiprocessors: int) -> list[PlanPath]:
+    """Every path that can compute a problem, the chosen one first."""
+    chosen = paths.choose(problem, arch, multiprocessors)
+    return [chosen, *(path for path in paths.ways(problem, arch) if path != chosen)]
+
+
+def kernels(cases: Iterable[MlaCase], arch: Arch, multiprocessors: int) -> list[KernelSource]:
+    """What all paths of these cases are compiled from."""
+    found: dict[KernelSource, None] = {}
+    for case in cases:
+        problem = problem_of(case)
+        for path in paths.ways(problem, arch):
+            made = plan.planned(problem, arch, multiprocessors, path)
+            found |= dict.fromkeys(made.source(launch.stage) for launch in made.launches())
+    return list(found)
+
+
+def measure(
+    subject: Subject, case: MlaCase, every: Sequence[PlanPath], timer: Timer
+) -> tuple[list[PathRow], list[str]]:
+    """The rows of a case on this GPU, and what went wrong with paths that have none."""
+    import cupy
+
+    inputs = subject.cases.inputs(case, 0, cupy)
+    calls: dict[str, Callable[[], Any]] = {path.name: ab.prepared(subject, inputs, taking(path)) for path in every}
+    first, *_ = calls.values()
+    ours = subject.named(first())
+    differences, wrong = {}, []
+    for name, call in calls.items():
+        try:
+            differences[name] = agreement.difference(OPERATOR, inputs, ours, _gradients(subject.named(call())))
+        except Mismatch as error:
+            wrong.append(f"{case.name}, {name}: {error}")
+    times = timer.alternating_us({name: calls[name] for name in differences}, REPEATS)
+    rows = [PathRow(case.name, name, round(us, 2), float(f"{differences[name]:.2g}")) for name, us in times.items()]
+    del inputs, calls, first, ours
+    cupy.get_default_memory_pool().free_all_blocks()
+    return rows, wrong
+
+
+def _gradients(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in outputs.items() if array is not None}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; 1 where a path's gradients are others, 2 without a GPU that has paths."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder of benchmark files")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
+    parser.add_argument("--commit", help="the commit to record (default: ask git)")
+    options = parser.parse_args(arguments)
+    subject = Subject(OPERATOR)
+    cases = [case for case in bench.chosen(subject, options.case) if isinstance(case, MlaCase)]
+    if not driver.available():
+        print("paths are timed on a CUDA GPU, and there is none", file=sys.stderr)
+        return 2
+    arch, multiprocessors = arches.serving(driver.compute_capability(0)), driver.multiprocessor_count(0)
+    if arch is None or arch.name not in paths.ARCHS:
+        print(f"{OPERATOR} has no path on {driver.device_name(0)}", file=sys.stderr)
+        return 2
+    for outcome in precompile(kernels(cases, arch, multiprocessors)):
+        if not outcome.ok:
+            raise CompileError(outcome.source.path, outcome.error)
+    head = {**machine.provenance(options.commit), "arch": arch.name, "multiprocessors": multiprocessors}
+    timer, found, wrong = Timer(), list[PathRow](), list[str]()
+    for case in cases:
+        rows, errors = measure(subject, case, in_turn(problem_of(case), arch, multiprocessors), timer)
+        found += rows
+        wrong += errors
+        print(*(f"{row.case}  {row.path}  {row.us:.1f} us" for row in rows), *errors, sep="\n", flush=True)
+        if options.out:
+            report.write(options.out, FILE, {**head, "rows": [asdict(row) for row in found]})
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    exit_with(main)
