@@ -56,7 +56,8 @@ def content_hash(folder: Path = FOLDER) -> str:
     """Of the programs and what they share, comments and docstrings aside; the package that they call has evidence of
     its own."""
     files = sorted(folder.rglob("*.py"))
-    return by_content.digest(*(f"{file.relative_to(folder)}\n{code_of(file.read_text('utf-8'))}" for file in files))
+    texts = (f"{file.relative_to(folder)}\n{code_of(file.read_text(encoding='utf-8'))}" for file in files)
+    return by_content.digest(*texts)
 
 
 def code_of(source: str) -> str:

@@ -77,7 +77,7 @@ def test_the_page_says_what_ran_and_what_was_edited_since() -> None:
 
 def test_words_of_an_example_are_no_part_of_what_ran(tmp_path: Path) -> None:
     def of(text: str) -> str:
-        (tmp_path / "a.py").write_text(text, "utf-8")
+        (tmp_path / "a.py").write_text(text, encoding="utf-8")
         return examples.content_hash(tmp_path)
 
     code = 'def f(x):\n    y = "#"\n    return y * x\n'
