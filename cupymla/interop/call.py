@@ -7,7 +7,6 @@ it with the addresses of the day (docs/how_a_call_flows.md).
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -337,9 +336,3 @@ def _by_function(call: Call, device: Device, addresses: Sequence[int], **where: 
     for (_, seen), address in zip(views, addresses, strict=True):
         seen.ptr = address
     declaration.function()(**declaration.arguments(dict(views), dict(call.options)), **where)
-
-
-@functools.lru_cache(maxsize=4096)
-def known(text: str) -> Call:
-    """`parsed`, remembered."""
-    return parsed(text)

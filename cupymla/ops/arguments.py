@@ -187,12 +187,16 @@ def option(default: Any, check: Check) -> Any:
 
 
 _PLAIN = frozenset({int, float, np.int32, np.int64, np.float32, np.float64, NoneType, bool, np.bool_, str})
+_DTYPES = frozenset({("torch", "dtype"), ("jax", "_ScalarMeta")})
+"""Types of other frameworks' dtypes, by the root of their module and their name; JAX's are such as `jnp.float32`."""
 
 
 def is_plain(value: object) -> bool:
     """Whether a value of an option is what it is equal to. What else a caller comes with may change behind its hash."""
     kind = type(value)
-    return kind in _PLAIN or isinstance(value, np.dtype) or (kind is type and issubclass(value, np.generic))  # type: ignore[arg-type]
+    if kind in _PLAIN or isinstance(value, np.dtype) or (kind is type and issubclass(value, np.generic)):  # type: ignore[arg-type]
+        return True
+    return (kind.__module__.partition(".")[0], kind.__name__) in _DTYPES
 
 
 @dataclass(frozen=True, slots=True)

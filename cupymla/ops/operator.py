@@ -49,6 +49,10 @@ class Operator(functools.partial[R], Generic[P, R]):
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
             """Run once."""
 
+    def __reduce__(self) -> str:
+        # Copies and pickles of what is global are its name.
+        return self.name
+
 
 def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Decorator that makes a public function the operator of `calls`, an `ops.calls.Calls`."""
@@ -100,6 +104,9 @@ class _Method(Generic[P, T]):
         self._signature = inspect.signature(call)
         self.__signature__ = self._signature.replace(return_annotation=returns)
         self._work = work
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -19,7 +19,7 @@ import cupymla
 from cupymla import InputError, driver, tensor
 from cupymla.launch import Geometry, Launcher
 from cupymla.ops import bound
-from cupymla.ops.arguments import Arguments, Flag, Number, option
+from cupymla.ops.arguments import Arguments, Dtype, Flag, Number, option
 from cupymla.ops.calls import Calls
 from cupymla.tensor import View, fast
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
@@ -43,6 +43,7 @@ class Arrays:
 class Options:
     flag: bool = option(False, Flag())
     scale: float | None = option(None, Number(optional=True))
+    dtype: Any = option(None, Dtype(("float32", "bfloat16"), optional=True))  # noqa: RUF009 - a field, as all
 
 
 ARGUMENTS = Arguments("kit", Arrays, Options, results=("out",), numbers=("y",))
@@ -113,7 +114,8 @@ class Kit:
         return Binding()
 
     def __call__(self, x: Any, y: Any = None, flag: Any = False, scale: Any = None, **rest: Any) -> Any:
-        return self.calls((x, y), (flag, scale), (rest.pop("out", None),), **rest)
+        options = flag, scale, rest.pop("dtype", None)
+        return self.calls((x, y), options, (rest.pop("out", None),), **rest)
 
 
 @pytest.fixture
@@ -270,6 +272,18 @@ def test_options_of_other_kinds_are_checked_each_time(machine: Emulated, kit: Ki
     for _ in range(2):
         with pytest.raises(InputError, match="scale"):
             kit(x, None, False, value)
+
+
+@pytest.mark.parametrize("of", ["numpy", "torch", "jax.numpy", "ml_dtypes"])
+def test_dtypes_of_every_framework_are_found_again(machine: Emulated, kit: Kit, of: str) -> None:
+    """A call takes them as they are: none may cost a plan each time."""
+    dtype = getattr(pytest.importorskip(of), "bfloat16" if of == "ml_dtypes" else "float32")
+    x, out = floats(machine, 4), floats(machine, 4)
+    for rest in ({}, {"out": out}):
+        kit(x, dtype=dtype, **rest)
+        count = len(kit.bound)
+        kit(x, dtype=dtype, **rest), kit(x, dtype=dtype, **rest)
+        assert len(kit.bound) == count
 
 
 def test_addresses_that_only_a_check_can_judge_are_judged(machine: Emulated, kit: Kit) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import typing
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,16 @@ def test_prepare_shows_the_signature_of_the_call_and_its_own_words(name: str) ->
     assert "A prepared call" in call.prepare.__doc__ and "{" not in call.prepare.__doc__
     assert call.prepare.__name__ == f"{name}.prepare"
     assert typing.get_type_hints(call.prepare)["return"] == Prepared[Any]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["pickle", "copy", "deepcopy"])
+def test_a_function_is_itself_wherever_it_is_sent(name: str, way: str) -> None:
+    """To another process, or within a model that is copied: like all functions, by its name."""
+    ways = {"pickle": lambda value: pickle.loads(pickle.dumps(value)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+    call = getattr(cupymla, name)
+    for form in (call, call.prepare, getattr(call, "workspace_bytes", call)):
+        assert ways[way](form) is form
 
 
 def test_workspace_bytes_has_its_own_words() -> None:

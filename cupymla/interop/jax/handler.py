@@ -23,7 +23,7 @@ from typing import Any
 from ... import device as devices
 from ...device import Device
 from ...errors import InputError, UnsupportedError
-from ..call import Call, known, lacks_shapes, run, run_bound
+from ..call import Call, lacks_shapes, parsed, run, run_bound
 
 API_VERSION = (0, 1)
 """The oldest version of XLA's FFI that has everything used here but the device ordinal, whose presence is checked."""
@@ -133,7 +133,7 @@ def _shape(buffer: int) -> tuple[int, ...]:
 def _call(attribute: bytes) -> tuple[Call, bool]:
     """The call of an attribute's bytes, and whether it lacks shapes."""
     text = attribute.decode()
-    return known(text), lacks_shapes(text)
+    return parsed(text), lacks_shapes(text)
 
 
 class Handler:
