@@ -190,7 +190,8 @@ def host() -> str:
     file = newest("host")
     assert file is not None
     content = json.loads(file.read_text(encoding="utf-8"))
-    ways = ("bare", "prepared", "ordinary", "torch", "jax")
+    known = ("bare", "prepared", "ordinary", "torch", "torch_grad", "jax")
+    ways = [way for way in known if any(way in row for row in content["rows"])]
     rows = [
         [f"`{row['operator']}`", str(row["launches"]), *(f"{row[way]:.1f}" if way in row else "" for way in ways)]
         for row in content["rows"]

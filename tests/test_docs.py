@@ -250,8 +250,10 @@ def test_pages_are_short(page: str) -> None:
     assert count <= limit, f"{page} has {count} words, and may have {limit}"
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 150), ("docs/how_a_call_flows.md", 60)])
+def test_pages_have_few_lines(page: str, lines: int) -> None:
+    """That of a call fits on one screen."""
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines
 
 
 def test_the_glossary_has_few_words() -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from cupymla import cli, driver
-from cupymla.bench import machine, report, timing
+from cupymla.bench import frameworks, machine, report, timing
 from cupymla.bench import run as bench
 from cupymla.bench.names import written_out
 from cupymla.bench.processes import Lost
 from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
 from cupymla.ops import registry
-from cupymla_lab import scaling, training_step, without_gpu
+from cupymla_lab import pages, scaling, training_step, without_gpu
 from cupymla_lab.subjects import Subject
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
@@ -394,6 +394,36 @@ def test_host_times_are_those_of_the_quietest_round(monkeypatch: pytest.MonkeyPa
     found = timing.host_us_in_turns(calls, lambda: None, rounds=3)
     assert found == {"bare": 3.5, "prepared": 7.0, "ordinary": 13.0}
     assert order == ["b", "p", "o"] * 3
+
+
+@pytest.mark.parametrize(("name", "found"), [("sparse_mla_fwd", {"torch": 0, "torch_grad": 2}), ("topk", {"torch": 0})])
+def test_host_times_of_torch_are_taken_with_gradients_and_without(
+    name: str, found: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of microseconds stands how many tensors of a call require a gradient."""
+    torch = pytest.importorskip("torch")
+    from cupymla.interop import torch as bridge
+
+    to_torch = frameworks.to_torch
+    monkeypatch.setattr(frameworks, "_jax_us", lambda *_: None)
+    monkeypatch.setattr(frameworks, "to_torch", lambda array, device: to_torch(array, "cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(timing, "host_us_in_turns", lambda calls, *_, **__: {way: call() for way, call in calls.items()})
+
+    def called(**given: Any) -> int:
+        return sum(isinstance(value, torch.Tensor) and value.requires_grad for value in given.values())
+
+    monkeypatch.setitem(vars(bridge), name, called)
+    assert frameworks.overhead(Subject(name)) == found
+
+
+def test_the_page_has_a_column_for_each_way_that_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"operator": "one", "launches": 1, "bare": 1.0, "torch": 2.0}
+    file = tmp_path / "host.json"
+    monkeypatch.setattr(pages, "newest", lambda name: file)
+    for rows, columns in (([one], "bare | torch |"), ([one, {**one, "torch_grad": 3.0}], "bare | torch | torch_grad |")):
+        file.write_text(json.dumps({"gpu": "H", "driver": "1", "date": "2", "rows": rows}), encoding="utf-8")
+        assert f"| operator | launches | {columns}\n" in pages.host()
 
 
 def test_slow_calls_have_one_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def smallest(subject: Subject) -> Case:
 def overhead(subject: Subject) -> dict[str, float]:
     """Host microseconds per call, by framework; those that are missing here, or see no GPU, are left out."""
     found = {}
-    for name, measure in (("torch", _torch_us), ("jax", _jax_us)):
+    for name, measure in (("torch", _torch_us), ("torch_grad", _torch_grad_us), ("jax", _jax_us)):
         try:
             us = measure(subject, subject.cases.inputs(smallest(subject), 0))
         except ImportError:
@@ -48,7 +48,8 @@ def to_torch(array: np.ndarray[Any, Any], device: str) -> Any:
     return torch.from_numpy(dense.view(carrier)).to(device).view(getattr(torch, array.dtype.name))
 
 
-def _torch_us(subject: Subject, inputs: dict[str, Any]) -> float | None:
+def _torch_us(subject: Subject, inputs: dict[str, Any], differentiable: Collection[str] = ()) -> float | None:
+    """A call with tensors, of which those named `differentiable` require a gradient."""
     import torch
 
     if not torch.cuda.is_available():
@@ -59,8 +60,19 @@ def _torch_us(subject: Subject, inputs: dict[str, Any]) -> float | None:
     given = {
         name: to_torch(value, "cuda") if isinstance(value, np.ndarray) else value for name, value in inputs.items()
     }
+    for name in differentiable:
+        if name in given:
+            given[name].requires_grad_()
     calls = {"torch": lambda: function(**given)}
     return timing.host_us_in_turns(calls, torch.cuda.synchronize, rounds=10, seconds=3.0)["torch"]
+
+
+def _torch_grad_us(subject: Subject, inputs: dict[str, Any]) -> float | None:
+    """The same, the way of autograd: the forward's part, without the backward; None where there is no gradient."""
+    from ..interop.table import declared
+
+    gradient = declared(subject.name).gradient
+    return None if gradient is None else _torch_us(subject, inputs, gradient.results)
 
 
 def _jax_us(subject: Subject, inputs: dict[str, Any]) -> float | None:

@@ -21,7 +21,7 @@ from .report import BaselineRow, Benchmark, Row
 from .timing import Ceilings, Timer
 
 HOST_COLUMNS = ("bare", "prepared", "ordinary")
-FRAMEWORK_COLUMNS = ("torch", "jax")
+FRAMEWORK_COLUMNS = ("torch", "torch_grad", "jax")
 
 
 def chosen(subject: Subject, names: Sequence[str]) -> list[Case]:
@@ -238,7 +238,8 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
     `bare` is the driver's launch function alone, once for each of the launches, with everything laid out; `prepared` a
     prepared call; `ordinary` a public call with CuPy arrays that allocates its outputs, all three of one round
     (`timing.host_us_in_turns`). `torch` and `jax`, where they are installed for this GPU, are a torch operator and a
-    custom call outside of a CUDA graph, of the operator's smallest case.
+    custom call outside of a CUDA graph, of the operator's smallest case; `torch_grad` is the operator with tensors that
+    require a gradient, without its backward.
     """
     import cupy
 
