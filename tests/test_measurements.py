@@ -408,7 +408,9 @@ def test_host_times_of_torch_are_taken_with_gradients_and_without(
     monkeypatch.setattr(frameworks, "_jax_us", lambda *_: None)
     monkeypatch.setattr(frameworks, "to_torch", lambda array, device: to_torch(array, "cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(timing, "host_us_in_turns", lambda calls, *_, **__: {way: call() for way, call in calls.items()})
+    monkeypatch.setattr(
+        timing, "host_us_in_turns", lambda calls, *_, **__: {way: call() for way, call in calls.items()}
+    )
 
     def called(**given: Any) -> int:
         return sum(isinstance(value, torch.Tensor) and value.requires_grad for value in given.values())
@@ -421,7 +423,10 @@ def test_the_page_has_a_column_for_each_way_that_was_timed(tmp_path: Path, monke
     one = {"operator": "one", "launches": 1, "bare": 1.0, "torch": 2.0}
     file = tmp_path / "host.json"
     monkeypatch.setattr(pages, "newest", lambda name: file)
-    for rows, columns in (([one], "bare | torch |"), ([one, {**one, "torch_grad": 3.0}], "bare | torch | torch_grad |")):
+    for rows, columns in (
+        ([one], "bare | torch |"),
+        ([one, {**one, "torch_grad": 3.0}], "bare | torch | torch_grad |"),
+    ):
         file.write_text(json.dumps({"gpu": "H", "driver": "1", "date": "2", "rows": rows}), encoding="utf-8")
         assert f"| operator | launches | {columns}\n" in pages.host()
 
