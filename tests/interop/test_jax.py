@@ -546,6 +546,7 @@ def test_threads_of_xla_keep_what_operators_remember(rng: Any, monkeypatch: pyte
 def test_every_function_is_there() -> None:
     for name in mla.__all__:
         assert callable(getattr(mla, name)) and name in dir(mla)
+        assert name in vars(mla), "each use would make it anew"
         # As an attribute of a model that is saved, or an argument of another process.
         assert pickle.loads(pickle.dumps(getattr(mla, name))) is getattr(mla, name)
     assert "sm_scale" in str(__import__("inspect").signature(mla.sparse_mla_fwd))

@@ -256,6 +256,7 @@ def test_numbers_of_numpy_do_in_the_place_of_tensors() -> None:
 def test_every_function_is_there() -> None:
     for name in mla.__all__:
         assert callable(getattr(mla, name)) and name in dir(mla)
+        assert name in vars(mla), "each use would make it anew"
     with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
         _ = mla.sparse_mla_sideways  # type: ignore[attr-defined]
 

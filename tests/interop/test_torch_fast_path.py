@@ -11,7 +11,7 @@ from cupymla import InputError, driver
 from cupymla.device import cuda
 from cupymla.interop.table import declared
 from cupymla.ops import bound
-from cupymla.tensor import read
+from cupymla.tensor import fast, read
 
 torch = pytest.importorskip("torch")
 
@@ -57,13 +57,13 @@ class Short:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
-    made, empty = Short(), torch.empty
+    made, empty = Short(), torch.empty_strided
     bound.bound.forget()
     monkeypatch.setattr(made.calls, "bind", made.bind)
     monkeypatch.setattr(gradients, "called", made.called)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
-    monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
+    monkeypatch.setattr(torch, "empty_strided", lambda shape, strides, dtype, device: empty(shape, strides, dtype=dtype))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(read, "_torch_device", lambda device: cuda(0))
     monkeypatch.setattr(driver, "is_current", lambda index: True)
@@ -86,6 +86,13 @@ def test_a_layout_is_bound_once_and_results_are_torchs(short: Short) -> None:
     ]
     assert short.runs[1] == [tensor.data_ptr() for tensor in (*second, *results)]
     assert (len(short.runs), short.bound, short.dispatched) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 5), (5, 0), (3, 0, 2), (1, 1, 4), (7,), ()])
+def test_results_lie_as_torch_lays_them_out(short: Short, shape: tuple[int, ...]) -> None:
+    ((made,), _) = fast.TORCH.maker([(shape, "bfloat16")], 0)()
+    wanted = torch.zeros(shape, dtype=torch.bfloat16)
+    assert (made.shape, made.stride(), made.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
 
 
 def test_options_and_layouts_are_told_apart(short: Short) -> None:

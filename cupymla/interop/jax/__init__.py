@@ -24,9 +24,10 @@ __all__ += [entry.name for entry in DECLARATIONS]
 
 
 def __getattr__(name: str) -> Any:
-    """Make a function when it is first named."""
+    """Make a function when it is first named; from then on it is an attribute."""
     try:
-        return public(declared(name))
+        made = globals()[name] = public(declared(name))
+        return made
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 

@@ -24,15 +24,17 @@ __all__.insert(0, OPERATOR)  # which this module makes when it is named, as all 
 
 
 def __getattr__(name: str) -> Any:
-    """Make a function when it is first named."""
+    """Make a function when it is first named; from then on it is an attribute."""
+    made: Any
     if name == OPERATOR:
-        from .training import dsa_attention
-
-        return dsa_attention
-    try:
-        return public(declared(name))
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        from .training import dsa_attention as made
+    else:
+        try:
+            made = public(declared(name))
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = made
+    return made
 
 
 def __dir__() -> list[str]:
