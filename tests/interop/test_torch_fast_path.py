@@ -63,7 +63,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     monkeypatch.setattr(gradients, "called", made.called)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
-    monkeypatch.setattr(torch, "empty_strided", lambda shape, strides, dtype, device: empty(shape, strides, dtype=dtype))
+    monkeypatch.setattr(
+        torch, "empty_strided", lambda shape, strides, dtype, device: empty(shape, strides, dtype=dtype)
+    )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(read, "_torch_device", lambda device: cuda(0))
     monkeypatch.setattr(driver, "is_current", lambda index: True)
