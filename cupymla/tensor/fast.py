@@ -102,17 +102,17 @@ class _Cupy:
 
 
 class _Torch:
-    """Tensors of torch's own class that are no more than their memory; `Framework`."""
+    """Tensors of torch's own class, and parameters, that are no more than their memory; `Framework`."""
 
     graphs_keep_memory = True
 
     def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         torch: Any = sys.modules["torch"]
-        kind, differentiable = torch.Tensor, torch.is_grad_enabled()
+        kinds, differentiable = (torch.Tensor, torch.nn.Parameter), torch.is_grad_enabled()
         addresses: list[int] = []
         try:
             for tensor in arrays:
-                if type(tensor) is kind:
+                if type(tensor) in kinds:
                     # A lazy negation is no memory that a kernel can read. Conjugates are complex: no kernel takes them.
                     if (differentiable and tensor.requires_grad) or tensor.is_neg():
                         return None
@@ -168,8 +168,9 @@ def remember(array: object) -> None:
     """Let further arrays of this one's type, which was seen as a view, be read here where they can be."""
     kind = type(array)
     known = read.framework_of(kind)
-    # Subclasses of tensors may mean more than their memory.
-    framework = CUPY if known == "cupy" else TORCH if known == "torch" and kind.__name__ == "Tensor" else None
+    # Other subclasses of tensors may mean more than their memory.
+    is_tensor = known == "torch" and kind.__name__ in ("Tensor", "Parameter")
+    framework = CUPY if known == "cupy" else TORCH if is_tensor else None
     if framework is not None and kind not in frameworks:
         with _lock:
             if len(frameworks) >= _MOST_TYPES:

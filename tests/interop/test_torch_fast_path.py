@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import cupymla
 from cupymla import InputError, driver
 from cupymla.device import cuda
 from cupymla.interop.table import declared
@@ -144,6 +145,18 @@ def test_a_gradient_that_nobody_wants_is_no_reason(short: Short) -> None:
     q.requires_grad_()
     with torch.no_grad():
         assert short.takes(q, kv, indices)
+
+
+@pytest.mark.parametrize("call", [cupymla.sparse_mla_fwd, mla.sparse_mla_fwd], ids=["public", "of torch"])
+def test_weights_are_tensors_like_others(short: Short, call: Callable[..., Any]) -> None:
+    """Those of a model that is not trained are parameters all the same."""
+    weights = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in inputs()]
+    read.view(weights[0], "q")
+    fast.remember(weights[0])
+    for _ in range(2):
+        out, *_ = call(*weights)
+        assert short.runs.pop()[:3] == [weight.data_ptr() for weight in weights] and type(out) is torch.Tensor
+    assert (short.bound, short.dispatched) == (1, 0)
 
 
 def test_whoever_listens_gets_to_see_the_call(short: Short) -> None:

@@ -183,7 +183,8 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     updated = [places[array] for array in declaration.updates]
     chosen = [places[option] for option in calls.arguments.options]
     own = [places[option] for option in declaration.own_options]
-    varies, is_compiling, tensor_type = declaration.varies, torch.compiler.is_compiling, torch.Tensor
+    varies, is_compiling = declaration.varies, torch.compiler.is_compiling
+    tensor_type, parameter_type = torch.Tensor, torch.nn.Parameter
     # What is written in place is autograd's to know of.
     may_take_fast_path = not updated
 
@@ -196,7 +197,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
                 values[place] = _checked(name, check, option, value)
         if (
             may_take_fast_path
-            and type(first) is tensor_type
+            and (type(first) is tensor_type or type(first) is parameter_type)
             and first.is_cuda
             and not is_compiling()
             and nothing_listens()
