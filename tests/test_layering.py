@@ -314,28 +314,37 @@ def test_device_lines_fit_a_screen() -> None:
 
 
 @pytest.mark.parametrize("entry", REGISTERED, ids=lambda entry: entry.name)
-def test_every_operator_has_the_same_files(entry: registry.OperatorEntry) -> None:
+def test_every_row_of_the_registry_has_the_same_files(entry: registry.OperatorEntry) -> None:
     """A reader who knows one operator finds their way in every other."""
     missing = missing_files(entry)
     if missing:
         pytest.fail(f"{entry.name} is registered, but these files are missing: {', '.join(missing)}", pytrace=False)
 
 
-def test_a_registered_operator_without_files_is_one_failure(tmp_path: Path) -> None:
-    """And not a dozen files of tests that cannot be collected."""
+def test_a_row_without_files_is_one_failure(tmp_path: Path) -> None:
+    """And not a dozen files of tests that cannot be collected: a new operator, member of a family, translation unit."""
     (tmp_path / "one_more.py").write_text(
+        "from dataclasses import replace\n"
         "from cupymla.ops import registry\n"
         "kernel = registry.KernelEntry('brand_new', 'sm_90a')\n"
-        "registry.OPERATORS += (registry.OperatorEntry('brand_new', 'a new one', (kernel,)),)\n",
+        "registry.OPERATORS += (registry.OperatorEntry('brand_new', 'a new one', (kernel,)),)\n"
+        "registry.MEMBERS += (registry._member('new_member', 'another'),)\n"
+        "unit = replace(registry.OPERATORS[0].kernels[0], units=('sm90/new_unit',))\n"
+        "first = replace(registry.OPERATORS[0], kernels=(unit,))\n"
+        "registry.OPERATORS = (first, *registry.OPERATORS[1:])\n",
         encoding="utf-8",
     )
-    # The first looks into operators while it is collected.
+    # The others look into operators, members and units while they are collected.
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "one_more", "-p", "no:cacheprovider"]
-    command += ["tests/ops/test_options.py", "tests/test_layering.py", "-k", "same_files"]
+    command += ["tests/ops/test_options.py", "tests/ops/test_kernels.py", "tests/emulate/test_early_loads.py"]
+    command += ["tests/test_layering.py", "-k", "same_files"]
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert "errors during collection" not in done.stdout and "error" not in done.stdout.splitlines()[-1], done.stdout
-    assert f"1 failed, {len(REGISTERED)} passed" in done.stdout
-    lacking = "brand_new is registered, but these files are missing: cupymla/ops/brand_new/__init__.py, "
-    assert lacking in done.stdout and "cuda/brand_new/sm90/brand_new.cu" in done.stdout
+    assert f"3 failed, {len(REGISTERED) - 1} passed" in done.stdout
+    lacking = "is registered, but these files are missing: "
+    assert f"brand_new {lacking}cupymla/ops/brand_new/__init__.py, " in done.stdout
+    assert "cuda/brand_new/sm90/brand_new.cu" in done.stdout
+    assert f"new_member {lacking}cupymla/ops/mla_cache/cases_of/new_member.py, " in done.stdout
+    assert f"{REGISTERED[0].name} {lacking}cuda/{REGISTERED[0].folder}/sm90/new_unit.cu" in done.stdout
