@@ -6,6 +6,7 @@ page. Generated parts are what their makers make. Pages keep their limits. The s
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -171,6 +172,20 @@ def test_every_operator_has_a_page() -> None:
     assert not missing, f"an operator has no page; write {said} (docs/adding_an_operator.md says what it holds)"
     listed = {f"docs/operators/{entry.folder}.md" for entry in registry.OPERATORS}
     assert not set(OPERATORS) - listed, "a page in docs/operators is of no registered operator"
+
+
+BRIDGES = ("jax", "jax.dsa", "jax.parallel", "torch", "torch.parallel", "transformers")
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_what_a_bridge_adds_is_on_the_reference_page(bridge: str) -> None:
+    """All but the operators, which have the same docstrings there."""
+    pytest.importorskip(bridge.partition(".")[0])
+    module = importlib.import_module(f"cupymla.interop.{bridge}")
+    operators = set(registry.public_functions()) if bridge in ("jax", "torch") else set()
+    names = {f"cupymla.interop.{bridge}.{name}" for name in module.__all__ if name not in operators}
+    missing = names - set(re.findall(r"^ +heading: (\S+)$", text_of("reference.md"), flags=re.M))
+    assert not missing, f"docs/reference.md lacks {', '.join(sorted(missing))}"
 
 
 def test_every_public_function_is_on_the_reference_page() -> None:

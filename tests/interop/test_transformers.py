@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers_kit import FORWARD, HERE, SIZES, TOKENS, model_of, states, tokens  # noqa: E402
 
-from cupymla.errors import UnsupportedError  # noqa: E402
+from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
 from cupymla.interop.transformers import families, masks  # noqa: E402
@@ -299,6 +300,12 @@ def test_what_does_not_fit_is_named_and_nothing_changes(options: dict[str, Any],
     with pytest.raises(UnsupportedError, match=what):
         dsa.enable(model)
     assert [type(m) for m in model.modules()] == kinds and model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("function", [dsa.enable, dsa.disable])
+def test_what_is_no_model_is_named(function: Callable[[Any], object]) -> None:
+    with pytest.raises(InputError, match=r"able: argument 'model': expected a torch\.nn\.Module, got str"):
+        function("deepseek-ai/DeepSeek-V3.2")
 
 
 def test_other_models_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def causal_indices(indices: Any, q_start: Any = 0, k_stride: Any = 1, *, query_a
     For a `q_start` that is known only when the program runs, such as one that depends on the device within `shard_map`.
 
     Args:
-        indices: int32, query s along `query_axis`, slots along the last axis.
+        indices: int32, query s along `query_axis`, its top-k entries along the last axis.
         q_start: position of query 0, a number or a traced integer.
         k_stride: positions per key.
         query_axis: 1 where there is a batch axis.

@@ -62,7 +62,7 @@ def enable(model: Any, *, cache: Literal["fp8"] | None = None) -> Report:
         What was replaced and what was left alone.
 
     Raises:
-        InputError: `cache` is something else.
+        InputError: `model` is no torch module, or `cache` something else.
         UnsupportedError: the version of transformers, the family, a shape, a dtype or a module's signature does not
             fit; nothing was changed.
     """
@@ -74,6 +74,7 @@ def enable(model: Any, *, cache: Literal["fp8"] | None = None) -> Report:
 
     from . import attention, masks
 
+    _check_model(model, "enable")
     _check_version(transformers.__version__)
     found, left = _modules_of(model)
     if not found:
@@ -110,7 +111,15 @@ def enable(model: Any, *, cache: Literal["fp8"] | None = None) -> Report:
 
 
 def disable(model: Any) -> None:
-    """Give a model its own classes and attention back. Without effect where `enable` was not called."""
+    """Give a model its own classes and attention back. Without effect where `enable` was not called.
+
+    Args:
+        model: what `enable` was given.
+
+    Raises:
+        InputError: `model` is no torch module.
+    """
+    _check_model(model, "disable")
     for module in model.modules():
         before = module.__dict__.pop(_BEFORE, None)
         module.__dict__.pop(FP8, None)
@@ -132,6 +141,13 @@ def enabled(model: Any, *, cache: Literal["fp8"] | None = None) -> Iterator[Repo
     finally:
         if not before:
             disable(model)
+
+
+def _check_model(model: Any, function: str) -> None:
+    from torch.nn import Module
+
+    if not isinstance(model, Module):
+        raise InputError("model", "a torch.nn.Module", type(model).__name__, function)
 
 
 def _replace(module: Any, class_for: Callable[[type], type]) -> None:
