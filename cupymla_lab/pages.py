@@ -12,6 +12,7 @@ import argparse
 import functools
 import inspect
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,6 @@ from cupymla.ops import registry
 from . import examples, gpu_tests
 from .subjects import Subject
 
-"""The folder in `docs/benchmarks` whose numbers the pages show."""
-
 GENERATIONS: Mapping[str, tuple[str, ...]] = {
     "Ampere, Ada (8.x)": ("sm_80", "sm_89"),
     "Hopper (9.0)": ("sm_90", "sm_90a"),
@@ -41,7 +40,7 @@ STATUSES = ("none", "not run", "emulated", "verified")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A row of the README's table.
+    """A bar of the README's picture and, but for some, a row of its table.
 
     Attributes:
         problem: the case in words.
@@ -50,6 +49,7 @@ class Comparison:
         peer: the name of what was timed beside it.
         words: what that is, in words.
         short: the problem in the words of the picture.
+        in_table: whether the table has it, too.
     """
 
     problem: str
@@ -58,6 +58,7 @@ class Comparison:
     peer: str
     words: str
     short: str
+    in_table: bool = True
 
 
 COMPARISONS = (
@@ -92,6 +93,7 @@ COMPARISONS = (
         "FlashInfer, deterministic",
         "FlashInfer, deterministic",
         "top-k selection",
+        in_table=False,
     ),
     Comparison(
         "NVFP4 weights, 7168 x 16384, times one vector",
@@ -116,6 +118,7 @@ COMPARISONS = (
         "torch SDPA, gathered",
         "torch SDPA, cache already contiguous",
         "paged decode, equal lengths, bias",
+        in_table=False,
     ),
 )
 
@@ -260,17 +263,6 @@ def _runs(content: Mapping[str, Any]) -> str:
     return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, transformers {' and '.join(versions)}"
 
 
-def _of_models(*works: str) -> list[list[str]]:
-    """Rows of the README's table: two layers of a model of transformers, with cupymla and alone."""
-    found = _model_rows(_recorded_models())
-    cells = []
-    for work in works:
-        own, ours = found[work]
-        problem = f"two GLM-5 layers in transformers: {work}"
-        cells.append([problem, _cost(ours), f"transformers alone: {_cost(own)}", _faster(own, ours, 2)])
-    return cells
-
-
 def _faster(own: ModelRow | None, ours: ModelRow | None, digits: int) -> str:
     if not own or not ours or "ms" not in own or "ms" not in ours:
         return ""
@@ -305,11 +297,13 @@ class Compared:
     """A comparison with its numbers.
 
     Attributes:
+        gpu: that of the run.
         ours, theirs: times, with their unit.
         ratio: how fast cupymla is, 1 for equally fast.
     """
 
     entry: Comparison
+    gpu: str
     ours: str
     theirs: str
     ratio: float
@@ -328,27 +322,58 @@ def compared() -> tuple[str, list[Compared]]:
         (us,) = (row.us for row in run.baselines if (row.case, row.name) == (entry.case, entry.peer))
         if us is None:
             raise ValueError(f"{entry.peer} has no time for {entry.case}")
-        found.append(Compared(entry, f"{_digits(ours.us)} us", f"{_digits(us)} us", us / ours.us))
+        times = f"{_digits(ours.us)} us", f"{_digits(us)} us"
+        found.append(Compared(entry, _model(run.gpu), *times, us / ours.us))
     dates = sorted({run.date for run in runs})
     gpus = " and ".join(dict.fromkeys(run.gpu for run in runs))
     return f"{gpus}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", found
 
 
+def _model(gpu: str) -> str:
+    """The word of a GPU's product name that tells it from others: "H100" of "NVIDIA H100 80GB HBM3"."""
+    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
+
+
 def comparison() -> str:
-    """The README's table: problems, each with what was measured beside it in the same run."""
+    """The README's table: problems, each with what was measured beside it in the same run; and how it is elsewhere."""
     where, found = compared()
-    rows = [
-        [
-            one.entry.problem,
-            one.ours,
-            f"{one.entry.words}: {one.theirs}",
-            f"{one.ratio:.2f}x{' (slower)' * _loses(one)}",
-        ]
-        for one in found
+    lines = [f"{where}.", "", "| problem | GPU | cupymla | measured beside it | cupymla's speed |", f"|{' --- |' * 5}"]
+    for one in found:
+        if one.entry.in_table:
+            speed = f"{one.ratio:.2f}x{' (slower)' * _loses(one)}"
+            cells = (one.entry.problem, one.gpu, one.ours, f"{one.entry.words}: {one.theirs}", speed)
+            lines.append(f"| {' | '.join(cells)} |")
+    backward, decode = "sparse_mla_bwd", "sparse_mla_decode"
+    said = [
+        f"cuDNN's backward is faster in {_lost(backward, 'cuDNN')} cases,",
+        f"and than ours with `deterministic=True` in {_lost(backward, 'cuDNN, not deterministic')}.",
+        f"FlashMLA's decode is faster in {_lost(decode, 'FlashMLA, scheduled before')} with its schedule ready,",
+        f"in {_lost(decode, 'FlashMLA')} without.",
+        _of_models(),
     ]
-    rows += _of_models("training step, 32 heads, 8192 tokens", "prefill in chunks of 1024, 64 heads, 131072 tokens")
-    columns = ["problem", "cupymla", "measured beside it", "cupymla's speed"]
-    return report.marked_table("peers", f"{where}.", columns, rows)
+    lines += ["", *textwrap.wrap(" ".join(said), 120, break_long_words=False, break_on_hyphens=False)]
+    return report.marked_text("peers", "\n".join(lines))
+
+
+def _lost(operator: str, peer: str) -> str:
+    """In how many of its cases what was timed beside an operator is faster: "3 of 16"."""
+    run = benchmark(operator)
+    assert run is not None
+    ours = {row.case: row.us for row in run.rows}
+    theirs = [(row.us, ours[row.case]) for row in run.baselines if row.name == peer and row.us is not None]
+    return f"{sum(us < own for us, own in theirs)} of {len(theirs)}"
+
+
+def _of_models() -> str:
+    """How much faster two layers of a model of transformers are."""
+    content = _recorded_models()
+    found = _model_rows(content)
+    train, prefill = "training step, 32 heads, 8192 tokens", "prefill in chunks of 1024, 64 heads, 131072 tokens"
+    times = _faster(*found[train], 1), _faster(*found[prefill], 1)
+    return (
+        f"Two GLM-5 layers in [transformers](docs/transformers.md): {times[0]} as fast in training, {times[1]} in "
+        f"prefill of 131072 tokens ({_model(content['gpu'])})."
+    )
 
 
 def _loses(one: Compared) -> bool:
@@ -356,26 +381,31 @@ def _loses(one: Compared) -> bool:
     return one.ratio < 1
 
 
+WIDTH = 780
+"""Of the README's picture, in pixels."""
+
+
 def picture() -> str:
     """The README's picture, an SVG: a bar for each comparison, and a line where both are equally fast."""
     where, found = compared()
-    left, width, row, top = 345, 330, 44, 46
+    left, width, row, top = 365, 330, 44, 62
     scale = width / max(3.0, *(one.ratio for one in found))
     height = top + row * len(found) + 34
     base = left + scale
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
         'font-size="12">',
-        f'<rect width="760" height="{height}" fill="white"/>',
-        f'<text x="12" y="20" font-size="13" font-weight="bold">Speed beside what was measured in the same run '
-        f"({where})</text>",
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        '<text x="12" y="20" font-size="13" font-weight="bold">Speed beside other libraries, measured in the same '
+        "run</text>",
+        f'<text x="12" y="36" fill="#666666" font-size="11">{where}</text>',
     ]
     for number, one in enumerate(found):
         y = top + row * number
         color = "#cc6677" if _loses(one) else "#4477aa"
         lines += [
             f'<text x="12" y="{y + 13}">{one.entry.short}</text>',
-            f'<text x="12" y="{y + 28}" fill="#666666" font-size="11">beside {one.entry.words}</text>',
+            f'<text x="12" y="{y + 28}" fill="#666666" font-size="11">beside {one.entry.words} ({one.gpu})</text>',
             f'<rect x="{left}" y="{y + 4}" width="{one.ratio * scale:.0f}" height="22" fill="{color}"/>',
             f'<text x="{left + max(1, one.ratio) * scale + 6:.0f}" y="{y + 20}">{one.ratio:.2f}x</text>',
         ]
