@@ -21,6 +21,7 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
+from cupymla.testing import operators
 from cupymla.testing.compare import Report, compare
 from cupymla_lab import gpu, pages, recorder, subjects, without_gpu
 from cupymla_lab.emulate import MODES, program
@@ -265,6 +266,22 @@ def test_cases_run_with_another_constant_and_leave_no_evidence(monkeypatch: pyte
 def tensor_kernel() -> tuple[Subject, KernelEntry]:
     subject = Subject("nvfp4_gemv")
     return subject, next(kernel for kernel in subject.entry.kernels if kernel.name == "nvfp4_gemv_tcgen05")
+
+
+RELATED = {
+    "nvfp4_gemv/sm80": {"amax", "dequantize", "quantize", "swizzle"},
+    "xl_paged_attention/sm80": {"copy_blocks", "rel_shift", "relative_scores", "reshape_and_cache", "spread_bias"},
+}
+"""Translation units of related functions: their tests run on a GPU (`tests/evidence/gpu_tests.json`)."""
+
+
+def test_evidence_speaks_for_every_unit_of_an_operators_calls() -> None:
+    """An edit of one that no row speaks for would leave its operator verified: name it in `KernelEntry.units`."""
+    spoken, compiled = set(), set()
+    for entry in registry.subjects():
+        spoken |= {unit.path for kernel in entry.kernels for unit in operators.units(entry, kernel)}
+        compiled |= {source.path for source in operators.variants(entry)}
+    assert compiled - spoken == {f"{folder}/{name}.cu" for folder, names in RELATED.items() for name in names}
 
 
 @pytest.mark.compile

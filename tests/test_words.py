@@ -33,10 +33,10 @@ IDENTIFIERS = r"""
     in_halves _can_take_halves halves_fixed in_shares _SHARE_ROOM _WHOLE_ROOM
     strange Strange strange_\w+ \w+_strange_\w+ STRANGE_\w+ kApart
     stretch stretches kAlone kTogether takes_rows_together kMaxTokensAlone
-    kTurnTile kTurnBarrier kWalkRead kWalkMoved PlainPlaces PackedPlaces
+    Share share_of_cta find_share kTurnTile kTurnBarrier kWalkRead kWalkMoved PlainPlaces PackedPlaces
     narrow_(?:descriptor|k_major_descriptor|mn_major_descriptor|tiles) kNarrow(?:Conversions|Swizzle\w+|StepBytes)
     CUPYMLA_NARROW_CONVERSIONS wait_for_grid_ahead
-    twin twins require_twin door doors Door DOOR indexer_door
+    [Tt]wins? require_twin door doors Door DOOR indexer_door
     unheard rival rivals SpreadRow may_be_short practice_
 """
 
@@ -99,6 +99,7 @@ def test_no_file_has_a_private_word() -> None:
     ("text", "words"),
     [
         ("int kWho = 0;\nbunch of them", [(1, "kWho"), (2, "bunch")]),
+        ("const Share share = share_of_cta(params); all share it", [(1, "Share"), (1, "share_of_cta")]),
         ("see narrow.cuh, and what keeps the law", [(1, "narrow.cuh"), (1, "the law")]),
         ('#include "walk.cuh"', [(1, "walk.cuh")]),
         ("os.walk(place); a narrow pass, run in turn; kWhole; disjoint_sets; doorstep", []),

@@ -184,7 +184,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "paged_indexer_topk",
         "lightning indexer on paged keys: the keys that it selects",
-        kernels=(KernelEntry("paged_indexer_topk", "sm_90a"),),
+        kernels=(KernelEntry("paged_indexer_topk", "sm_90a", units=("sm90/paged_indexer_logits",)),),
         related=("paged_indexer_logits",),
         made_of=("indexer_logits", "topk", "quantize_fp8"),
     ),

@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::indexer_logits::ThisConfig
     tma_prefetch_descriptor(k_map);
     init_barriers(storage);
   }
-  find_share(storage, params);
+  find_work(storage, params);
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == ThisConfig::kConsumers) {

@@ -53,14 +53,14 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
   const int lane = static_cast<int>(threadIdx.x % 32);
   Ring<ThisConfig::kQueryBuffers> buffers;
   int32_t turn = 0;
-  for (Place place = storage.share; place.length > 0; place.advance(params.query_tiles), buffers.advance()) {
+  for (WorkAssignment work = storage.work; work.length > 0; work.advance(params.query_tiles), buffers.advance()) {
     const uint32_t buffer = buffers.stage;
     storage.q_free[buffer].wait(buffers.free());
-    const int32_t first = place.query_tile * ThisConfig::kQueries;
+    const int32_t first = work.query_tile * ThisConfig::kQueries;
     Bounds any{params.keys, 0}, all{0, params.keys};
     for (int query = lane; query < ThisConfig::kQueries; query += 32) {
       const bool there = first + query < params.queries;
-      const Bounds own = there ? visible_keys(params, place.batch, first + query) : Bounds{0, 0};
+      const Bounds own = there ? visible_keys(params, work.batch, first + query) : Bounds{0, 0};
       storage.bounds[buffer][query] = own;
       if (own.begin < own.end) any = {min(any.begin, own.begin), max(any.end, own.end)};
       if (there) all = {max(all.begin, own.begin), min(all.end, own.end)};
@@ -71,18 +71,18 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
     all.end = __reduce_min_sync(0xffffffffu, all.end);
 
     const Extent extent(any, params);
-    const int64_t end = min(place.at + place.length, extent.length());
-    const Run run{place.batch,
-                  place.query_tile,
-                  extent.first + extent.scored_before(place.at),
+    const int64_t end = min(work.at + work.length, extent.length());
+    const Run run{work.batch,
+                  work.query_tile,
+                  extent.first + extent.scored_before(work.at),
                   extent.first + extent.scored_before(end),
                   turn,
-                  extent.filled_before(place.at),
+                  extent.filled_before(work.at),
                   extent.filled_before(end),
                   extent.first,
                   extent.scored()};
-    place.length -= end - place.at;
-    place.at = 0;
+    work.length -= end - work.at;
+    work.at = 0;
     turn = (turn + run.end - run.first) % ThisConfig::kConsumers;
 
     const bool is_scored = run.first < run.end;

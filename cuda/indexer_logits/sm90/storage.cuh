@@ -39,7 +39,7 @@ struct Bounds {
 };
 
 // Where a CTA's part of the line of query tiles begins, and how long it is.
-struct Place {
+struct WorkAssignment {
   int32_t batch, query_tile;
   int64_t at;  // from the query tile's beginning
   int64_t length;
@@ -77,7 +77,7 @@ struct alignas(1024) Storage {
   Bounds all[ThisConfig::kQueryBuffers];  // keys that all of them see
   Run runs[ThisConfig::kQueryBuffers];
 
-  Place share;
+  WorkAssignment work;
   int64_t warp_lengths[ThisConfig::kThreads / 32];
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];

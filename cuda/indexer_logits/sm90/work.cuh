@@ -71,16 +71,17 @@ __device__ __forceinline__ Extent extent_of(const Parameters& params, int32_t ba
 }
 
 // Finds this CTA's part of the line. All threads call it.
-__device__ __forceinline__ void find_share(Storage& storage, const Parameters& params) {
+__device__ __forceinline__ void find_work(Storage& storage, const Parameters& params) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int64_t tiles = static_cast<int64_t>(params.batch) * params.query_tiles;
   const int64_t each = (tiles + ThisConfig::kThreads - 1) / ThisConfig::kThreads;
   const int64_t first = min(thread * each, tiles);
   const int32_t own_tiles = static_cast<int32_t>(min(each, tiles - first));
-  Place own{static_cast<int32_t>(first / params.query_tiles), static_cast<int32_t>(first % params.query_tiles), 0, 0};
+  const WorkAssignment own{static_cast<int32_t>(first / params.query_tiles),
+                           static_cast<int32_t>(first % params.query_tiles), 0, 0};
 
   int64_t length = 0;
-  Place tile = own;
+  WorkAssignment tile = own;
   for (int32_t i = 0; i < own_tiles; ++i, tile.advance(params.query_tiles)) {
     length += extent_of(params, tile.batch, tile.query_tile).length();
   }
@@ -90,7 +91,7 @@ __device__ __forceinline__ void find_share(Storage& storage, const Parameters& p
     if (lane >= offset) up_to += before;
   }
   if (lane == 31) storage.warp_lengths[warp] = up_to;
-  if (thread == 0) storage.share = {0, 0, 0, 0};
+  if (thread == 0) storage.work = {0, 0, 0, 0};
   __syncthreads();
   int64_t all = 0;
   for (int i = 0; i < ThisConfig::kThreads / 32; ++i) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ void find_share(Storage& storage, const Parameters& p
       if (begin < at + here) break;
       at += here;
     }
-    storage.share = {tile.batch, tile.query_tile, begin - at, end - begin};
+    storage.work = {tile.batch, tile.query_tile, begin - at, end - begin};
   }
   __syncthreads();
 }

@@ -30,10 +30,10 @@ struct Consumer {
   __device__ __forceinline__ Consumer(Storage& storage, const ScoringParameters& params, uint32_t number)
       : storage(storage), params(params), number(number) {}
 
-  __device__ __forceinline__ void run(const Share& share) {
+  __device__ __forceinline__ void run(const WorkAssignment& work) {
     uint32_t tile = 0;  // of the CTA's
     Ring<Config::kQueryBuffers> buffers;
-    RunIterator iterator(params, share);
+    RunIterator iterator(params, work);
     for (Run run; iterator.next(run); buffers.advance()) {
       const uint32_t buffer = buffers.stage;
       storage.q_full[buffer].wait(buffers.full);

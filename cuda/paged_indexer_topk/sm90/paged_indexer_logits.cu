@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
   const int32_t block = guessed_block(params.paged, thread);
   prefetch_tables(params.paged);
   init_barriers(storage, thread);
-  const Share share = share_of_cta(params);
+  const WorkAssignment work = work_of_cta(params);
   prefetch_key(params, block, thread);
   __syncthreads();
 
@@ -56,14 +56,14 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
     warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
     const uint32_t warp = threadIdx.x / 32 % 4;
     if (warp == 0) {
-      load_queries(storage, params, share, q_map);
+      load_queries(storage, params, work, q_map);
     } else if (warp <= ThisConfig::kKeyWarps) {
-      KeyLoader{storage, params, warp - 1}.run(share);
+      KeyLoader{storage, params, warp - 1}.run(work);
     }
   } else {
     warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();
     Consumer consumer(storage, params, warpgroup);
-    consumer.run(share);
+    consumer.run(work);
     consumer.fill();
   }
 }

@@ -54,12 +54,12 @@ __device__ __forceinline__ int32_t query_groups(const ScoringParameters& params,
   return (queries + ThisConfig::kGroupQueries - 1) / ThisConfig::kGroupQueries;
 }
 
-__device__ __forceinline__ void load_queries(Storage& storage, const ScoringParameters& params, const Share& share,
-                                             const TensorMap& q_map) {
+__device__ __forceinline__ void load_queries(Storage& storage, const ScoringParameters& params,
+                                             const WorkAssignment& work, const TensorMap& q_map) {
   constexpr int kGroupBytes = ThisConfig::kColumns * ThisConfig::kSpan;  // of a column tile
   const int lane = static_cast<int>(threadIdx.x % 32);
   Ring<ThisConfig::kQueryBuffers> buffers;
-  RunIterator iterator(params, share);
+  RunIterator iterator(params, work);
   for (Run run; iterator.next(run); buffers.advance()) {
     const uint32_t buffer = buffers.stage;
     storage.q_free[buffer].wait(buffers.free());
@@ -110,9 +110,9 @@ struct KeyLoader {
     uint32_t place[2];  // in the block
   };
 
-  __device__ __forceinline__ void run(const Share& share) {
+  __device__ __forceinline__ void run(const WorkAssignment& work) {
     uint32_t tile = 0;  // of the CTA's
-    RunIterator iterator(params, share);
+    RunIterator iterator(params, work);
     // This warp's tiles of a run are every second or third; blocks of the next one are looked up ahead.
     for (Run run; iterator.next(run);) {
       const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;

@@ -17,7 +17,7 @@ __device__ __forceinline__ int32_t key_tiles(int32_t seen) {
 }
 
 // A CTA's tiles.
-struct Share {
+struct WorkAssignment {
   int32_t request;  // of the first one
   int32_t seen;     // keys of that request
   int64_t offset;   // of the first one, among those of the request's query tiles
@@ -85,7 +85,7 @@ __device__ __forceinline__ void prefetch_key(const ScoringParameters& params, in
 
 // Called by all lanes of a warp; each warp does the same. Tiles of all requests together are fewer than 2^32, for their
 // scores lie in memory.
-__device__ __forceinline__ Share share_of_cta(const ScoringParameters& params) {
+__device__ __forceinline__ WorkAssignment work_of_cta(const ScoringParameters& params) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t requests = params.paged.requests;
   const int64_t query_tiles = params.query_tiles;
@@ -149,9 +149,9 @@ struct RunIterator {
   int32_t seen;       // keys of the request
   int32_t tiles;      // of a query tile of the request
 
-  __device__ __forceinline__ RunIterator(const ScoringParameters& params, const Share& share)
-      : params(params), left(share.tiles), offset(share.offset), request(share.request) {
-    enter(share.seen);
+  __device__ __forceinline__ RunIterator(const ScoringParameters& params, const WorkAssignment& work)
+      : params(params), left(work.tiles), offset(work.offset), request(work.request) {
+    enter(work.seen);
   }
 
   // The next run; false where there is none.

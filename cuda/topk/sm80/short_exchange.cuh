@@ -112,6 +112,15 @@ class Exchange {
     return words;
   }
 
+  // Whether a part of the row comes before this CTA's.
+  __device__ __forceinline__ bool is_before(uint32_t part) const {
+#if CUPYMLA_CLUSTER
+    return part < rank;
+#else
+    return false;
+#endif
+  }
+
   // Calls `visit(there, part, word)` for one warp of each CTA: that with the number of this lane, if it is there. All
   // words are loaded before any is looked at.
   template <typename Visit>

@@ -474,7 +474,7 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
   const uint2* words = exchange.tell(kSelected, make_uint2(warp_sum & 0xffffu, warp_sum >> 16));
   uint2 before = make_uint2(0u, 0u), all = before;
   exchange.visit_words(words, [&](bool there, uint32_t part, const uint2& word) {
-    const bool lower = part < exchange.rank ||
+    const bool lower = exchange.is_before(part) ||
                        (part == exchange.rank && static_cast<uint32_t>(thread.lane) < thread.warp);
     if (there) all = make_uint2(all.x + word.x, all.y + word.y);
     if (there && lower) before = make_uint2(before.x + word.x, before.y + word.y);

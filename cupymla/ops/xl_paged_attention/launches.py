@@ -19,7 +19,7 @@ _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c
 
 
 class RelativeParameters(ctypes.Structure):
-    """Twin of the record in cuda/xl_paged_attention/sm80/relative_scores.cu."""
+    """Mirrored struct of the record in cuda/xl_paged_attention/sm80/relative_scores.cu."""
 
     _fields_ = (
         *((name, _P) for name in ("query", "pos_bias_v", "pos_emb", "scores")),
@@ -30,7 +30,7 @@ class RelativeParameters(ctypes.Structure):
 
 
 class SpreadParameters(ctypes.Structure):
-    """Twin of the record in cuda/xl_paged_attention/sm80/spread_bias.cu."""
+    """Mirrored struct of the record in cuda/xl_paged_attention/sm80/spread_bias.cu."""
 
     _fields_ = (
         *((name, _P) for name in ("scores", "context_lens", "out")),
@@ -40,7 +40,7 @@ class SpreadParameters(ctypes.Structure):
 
 
 class ShiftParameters(ctypes.Structure):
-    """Twin of the record in cuda/xl_paged_attention/sm80/rel_shift.cu."""
+    """Mirrored struct of the record in cuda/xl_paged_attention/sm80/rel_shift.cu."""
 
     _fields_ = (
         *((name, _P) for name in ("x", "out")),
@@ -49,7 +49,7 @@ class ShiftParameters(ctypes.Structure):
 
 
 class CopyParameters(ctypes.Structure):
-    """Twin of the record in cuda/xl_paged_attention/sm80/copy_blocks.cu."""
+    """Mirrored struct of the record in cuda/xl_paged_attention/sm80/copy_blocks.cu."""
 
     _fields_ = (
         *((name, _P) for name in ("cache", "mapping")),
@@ -61,7 +61,7 @@ class CopyParameters(ctypes.Structure):
 
 
 class ReshapeParameters(ctypes.Structure):
-    """Twin of the record in cuda/xl_paged_attention/sm80/reshape_and_cache.cu."""
+    """Mirrored struct of the record in cuda/xl_paged_attention/sm80/reshape_and_cache.cu."""
 
     _fields_ = (
         *((name, _P) for name in ("key", "value", "k_cache", "v_cache", "slots", "k_scales", "v_scales")),
