@@ -7,14 +7,19 @@ together in some variant (`variants_kit`).
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Iterator
 
 import pytest
 from variants_kit import PLANNED, compiled, on_first_use, sources
 
 from cupymla import arch, build
+from cupymla.build import compiler
 from cupymla.build.source import KernelSource, units
 from cupymla.ops import registry
+
+SHORT = {"CUPYMLA_SCORES": 2, "CUPYMLA_SHORT": 8, "CUPYMLA_CLUSTER": 0}
+"""Definitions of `topk` for fp16 rows that one CTA keeps."""
 
 
 def all_sources() -> Iterator[KernelSource]:
@@ -65,3 +70,12 @@ def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource
     # The parameter record is one of the kernel's parameters; the others are 128-byte tensor maps.
     assert made.facts["parameter_bytes"] in made.parameters
     assert sum(made.parameters) <= 4096
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_nvcc_finds_no_mistake_where_a_row_has_one_cta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its front end compares with constants of a class where NVRTC's does not: `part < rank`, rank 0."""
+    monkeypatch.setenv("CUPYMLA_COMPILER", "nvcc")
+    (source,) = (each for each in sources("cupymla.ops.topk") if each.arch == "sm_90" and dict(each.defines) == SHORT)
+    assert compiler.compile(source).data
