@@ -8,6 +8,7 @@ import interop_kit as kit
 import ml_dtypes
 import numpy as np
 import pytest
+from build_kit import python
 
 import cupymla
 from cupymla import InputError, UnsupportedError
@@ -265,3 +266,26 @@ def test_a_factor_that_would_be_lost_is_refused() -> None:
     """quantize_nvfp4 returns the factor it finds beside its outputs: without it the codes mean nothing."""
     with pytest.raises(InputError, match="'global_scale': expected a number or a tensor, such as"):
         mla.quantize_nvfp4(torch.ones(4, 64), global_scale="amax")
+
+
+# Threads -------------------------------------------------------------------------------------------------------------
+
+AT_ONCE = """
+import threading
+import torch
+from cupymla.interop import torch as mla
+start, found = threading.Barrier(8), []
+def work():
+    start.wait()
+    found.append(mla.topk(torch.arange(5.0)[None], 2)[0].tolist())
+threads = [threading.Thread(target=work) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert found == [[[3, 4]]] * 8, found
+"""
+
+
+def test_threads_may_ask_for_their_first_function_at_once() -> None:
+    """torch lets a namespace be registered once in a process."""
+    done = python(AT_ONCE)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -133,9 +134,18 @@ def _fake(declaration: Declaration) -> Callable[..., Any]:
 # The operators -------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+_lock = threading.Lock()
+
+
 def register() -> Any:
     """Define all operators, once. Calling a function does it; programs that name `torch.ops.cupymla` have to."""
+    # torch takes a namespace once, and threads may ask for their first function at the same time.
+    with _lock:
+        return _library()
+
+
+@functools.cache
+def _library() -> torch.library.Library:
     library = torch.library.Library(NAMESPACE, "DEF")
     for declaration in DECLARATIONS:
         library.define(schema(declaration), tags=_tags())
