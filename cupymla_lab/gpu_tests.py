@@ -3,7 +3,7 @@
     python -m cupymla_lab gpu-tests [PATH ...]      runs `pytest -m gpu`, writes tests/evidence/gpu_tests.json
     python -m cupymla_lab gpu-tests --show          prints what the file says, and whether it is still so
 
-Needs a checkout. Each file of tests has a process, several at a time. A run renews those that it went through and
+Needs a checkout. Each file of tests has a process, several at a time. A run renews those of which it ran a test and
 leaves the others as they were; each says with which GPUs, versions and sources it ran. A file that has a failure is
 written as well, and the exit status is 1.
 
@@ -133,8 +133,14 @@ def read(file: Path = FILE) -> list[FileResult]:
 
 
 def write(results: Iterable[FileResult], file: Path = FILE) -> None:
-    """Put results on record, in the place of earlier ones of the same files."""
-    known = {result.file: result for result in (*read(file), *results)}
+    """Put results on record, in the place of earlier ones of the same files.
+
+    A file of which all tests were skipped, as those of several GPUs are on one, keeps what it had.
+    """
+    known = {result.file: result for result in read(file)}
+    for result in results:
+        if result.passed or result.failed or result.file not in known:
+            known[result.file] = result
     entries = [asdict(known[name]) for name in sorted(known)]
     for entry in entries:
         if not entry["examples"]:  # as of all files but one

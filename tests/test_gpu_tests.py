@@ -161,6 +161,25 @@ def test_a_run_renews_what_it_went_through_and_leaves_the_rest(tmp_path: Path) -
     assert gpu_tests.read(file) == [with_examples, renewed]
 
 
+def test_a_run_that_skips_all_of_a_file_leaves_what_it_had(tmp_path: Path) -> None:
+    """Tests of several GPUs are skipped on one."""
+    file = tmp_path / "gpu_tests.json"
+    two = replace(RESULT, devices=2)
+    gpu_tests.write([two], file)
+    gpu_tests.write([replace(RESULT, passed=0, skipped=4), replace(RESULT, file="tests/test_y.py", passed=0)], file)
+    assert gpu_tests.read(file) == [two, replace(RESULT, file="tests/test_y.py", passed=0)]
+    failed = replace(RESULT, passed=0, failed=1)
+    gpu_tests.write([failed], file)
+    assert gpu_tests.read(file)[0] == failed
+
+
+@pytest.mark.parametrize("page", ["docs/torch.md", "docs/jax.md"])
+def test_what_pages_say_of_several_gpus_is_on_record(page: str) -> None:
+    said = "several GPUs" in (machine.ROOT / page).read_text(encoding="utf-8").replace("\n", " ")
+    (result,) = (each for each in gpu_tests.read() if each.file == "tests/interop/test_parallel.py")
+    assert said and result.passed and not result.failed and result.devices > 1
+
+
 def test_any_source_changes_the_hash(tmp_path: Path) -> None:
     for name in ("cupymla/a.py", "cuda/a.cuh", "cuda/third_party/b.cuh", "scripts/examples/a.py", "tests/test_a.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
