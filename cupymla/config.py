@@ -28,6 +28,11 @@ def value(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def unknown() -> list[str]:
+    """Variables named as ours that nothing reads, such as a misspelt one."""
+    return sorted(name for name in os.environ if name.startswith("CUPYMLA_") and name not in VARIABLES)
+
+
 def _flag(name: str) -> bool:
     word = value(name)
     if word is None or word == "0":

@@ -129,6 +129,13 @@ def test_a_wrong_setting_is_told_once_by_the_doctor(monkeypatch: pytest.MonkeyPa
     assert (found["compiler"].found, found["compiler"].state) == ("see settings", "missing")
 
 
+def test_doctor_names_variables_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYMLA_CACHE", "/misspelt")
+    monkeypatch.setenv("CUPYMLA_QUIET", "1")
+    (settings,) = (check for check in examination.examine() if check.name == "settings")
+    assert (settings.state, settings.advice) == ("ok", "nothing reads CUPYMLA_CACHE")
+
+
 def test_doctor_fails_when_something_needed_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

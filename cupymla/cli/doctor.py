@@ -55,7 +55,8 @@ def _settings() -> Check:
 
     check_settings()
     named = [name for name in config.VARIABLES if config.value(name)]
-    return Check("settings", "ok", ", ".join(named) or "none")
+    unread = config.unknown()
+    return Check("settings", "ok", ", ".join(named) or "none", f"nothing reads {', '.join(unread)}" if unread else "")
 
 
 def _python() -> Check:
