@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
+import typing
 from fnmatch import fnmatch
 from pathlib import Path
 from xml.etree import ElementTree
@@ -186,6 +188,20 @@ def test_what_a_bridge_adds_is_on_the_reference_page(bridge: str) -> None:
     names = {f"cupymla.interop.{bridge}.{name}" for name in module.__all__ if name not in operators}
     missing = names - set(re.findall(r"^ +heading: (\S+)$", text_of("reference.md"), flags=re.M))
     assert not missing, f"docs/reference.md lacks {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize("bridge", BRIDGES)
+def test_what_a_bridge_adds_says_what_it_takes_and_gives(bridge: str) -> None:
+    """Functions with parameters; the operators' own docstrings are held to more (`ops/test_options.py`)."""
+    pytest.importorskip(bridge.partition(".")[0])
+    module = importlib.import_module(f"cupymla.interop.{bridge}")
+    operators = set(registry.public_functions()) if bridge in ("jax", "torch") else set()
+    added = {name: getattr(module, name) for name in module.__all__ if name not in operators}
+    for name, function in added.items():
+        if not inspect.isclass(function) and inspect.signature(function).parameters:
+            said = inspect.getdoc(function) or ""
+            returns = typing.get_type_hints(function).get("return") is not type(None)
+            assert "Args:" in said and ("Returns:" in said) == returns, name
 
 
 def test_every_public_function_is_on_the_reference_page() -> None:

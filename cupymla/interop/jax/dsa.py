@@ -74,6 +74,9 @@ def conventions(family: str, *, topk: int, scale: float, **others: Any) -> Conve
         scale: `scaling` of its attention modules, with what YaRN adds.
         **others: further fields of `Conventions`; `hy_v4` has index_epsilon=rms_norm_eps.
 
+    Returns:
+        What `layer` takes as its conventions.
+
     Raises:
         UnsupportedError: no test has compared the family's layer with this one.
     """
@@ -91,16 +94,36 @@ def conventions(family: str, *, topk: int, scale: float, **others: Any) -> Conve
 
 
 def rotary(positions: Any, frequencies: Any, factor: float = 1.0) -> tuple[Any, Any]:
-    """Cosines and sines [B, S, rotated / 2] float32 of positions [B, S] times frequencies [rotated / 2].
+    """Cosines and sines of positions times frequencies, for `layer`.
 
-    `frequencies` and `factor` are `inv_freq` and `attention_scaling` of the model's rotary embedding.
+    Args:
+        positions: [B, S], of any integer dtype.
+        frequencies: [rotated / 2], `inv_freq` of the model's rotary embedding.
+        factor: of both, its `attention_scaling`.
+
+    Returns:
+        (cosines, sines), [B, S, rotated / 2] float32 each.
     """
     angles = jnp.asarray(positions)[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 
 def empty_cache(blocks: int, page: int, *, rotated: int = 64, index: str | None = "bfloat16") -> Cache:
-    """A cache of zeros; `index` is "bfloat16", "fp8" or None, for a layer that shares another one's selection."""
+    """A paged cache of zeros.
+
+    Args:
+        blocks: how many.
+        page: tokens of a block.
+        rotated: rotary channels of a latent row, which has 512 others.
+        index: dtype of the index keys, "bfloat16" or "fp8"; None for a layer that shares another one's selection.
+
+    Returns:
+        Latent rows [blocks, page, 512 + rotated] bfloat16, and index keys: [blocks, page, 128] bfloat16,
+        [blocks, page, 132] uint8 or None.
+
+    Raises:
+        InputError: `index` is something else.
+    """
     kinds = {"bfloat16": (INDEX, jnp.bfloat16), "fp8": (INDEX + 4, jnp.uint8), None: None}
     if index not in kinds:
         raise InputError("index", '"bfloat16", "fp8" or None', repr(index), operator="dsa.empty_cache")

@@ -308,6 +308,9 @@ def causal_indices(indices: Any, q_start: Any = 0, k_stride: Any = 1, *, query_a
         q_start: position of query 0, a number or a traced integer.
         k_stride: positions per key.
         query_axis: 1 where there is a batch axis.
+
+    Returns:
+        int32, of the shape of `indices`.
     """
     shape = [1] * indices.ndim
     shape[query_axis] = -1

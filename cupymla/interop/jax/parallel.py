@@ -53,6 +53,9 @@ def sparse_mla_fwd(
 
     Returns:
         (out, max_logits, lse) of this device's queries. Differentiable in q, kv and attn_sink.
+
+    Raises:
+        InputError: what the operator finds.
     """
     forward = declared("sparse_mla_fwd")
     given = {"q": q, "kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
@@ -78,7 +81,25 @@ def attn_dist(
     k_stride: int = 1,
     **options: Any,
 ) -> Any:
-    """`cupymla.attn_dist` of this device's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
+    """`cupymla.attn_dist` of this device's queries over everybody's tokens; inside `shard_map`.
+
+    Args:
+        q: as of `sparse_mla_fwd` here.
+        kv: the same.
+        indices: the same.
+        lse: [s_q, h_q] float32, as `sparse_mla_fwd` returned it.
+        axis_name: mesh axis along which queries and tokens are sharded.
+        causal: mask keys past the query's own position.
+        q_start: position of the first query of the first device.
+        k_stride: positions per key.
+        **options: topk_length, sm_scale, lse_base, normalize.
+
+    Returns:
+        [s_q, topk] float32 of this device's queries.
+
+    Raises:
+        InputError: what the operator finds.
+    """
     masks = {"causal": causal, "q_start": _first("attn_dist", q, axis_name, q_start), "k_stride": k_stride}
     whole = _gathered(kv, axis_name, _token_axis(q))
     return public(declared("attn_dist"))(q, whole, indices, lse, **masks, **options)
@@ -91,6 +112,9 @@ def over_mesh(mesh: Any, axis_name: str, *, batched: bool = False) -> Callable[.
         mesh: of devices.
         axis_name: the axis; its extent divides s_q and s_kv.
         batched: whether the arrays have a leading batch axis.
+
+    Returns:
+        A function of q, kv, indices and the options of `sparse_mla_fwd` here, which returns (out, max_logits, lse).
     """
     lead = (None,) if batched else ()
     rows = jax.P(*lead, axis_name)

@@ -50,6 +50,9 @@ def sparse_mla_fwd(
     Returns:
         (out, max_logits, lse) of this rank's queries. Differentiable in q, kv and attn_sink; the gradient of attn_sink
         is this rank's share, to be summed over ranks as that of every parameter which all of them hold.
+
+    Raises:
+        InputError: what the operator finds.
     """
     start = integer_of("sparse_mla_fwd", q_start, "q_start") + dist.get_rank(group) * q.shape[_token_axis(q)]
     deterministic = flag_of("sparse_mla_fwd", deterministic, "deterministic")
@@ -61,7 +64,22 @@ def sparse_mla_fwd(
 
 
 def attn_dist(q: Any, kv: Any, indices: Any, lse: Any, *, group: Any = None, **options: Any) -> Any:
-    """`cupymla.attn_dist` of this rank's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
+    """`cupymla.attn_dist` of this rank's queries over everybody's tokens.
+
+    Args:
+        q: as of `sparse_mla_fwd` here.
+        kv: the same.
+        indices: the same.
+        lse: [s_q, h_q] float32, as `sparse_mla_fwd` returned it.
+        group: the process group, the default one by default.
+        **options: those of `cupymla.attn_dist`; `q_start` is the position of the first query of the first rank.
+
+    Returns:
+        [s_q, topk] float32 of this rank's queries.
+
+    Raises:
+        InputError: what the operator finds.
+    """
     if options.get("causal"):
         start = integer_of("attn_dist", options.get("q_start", 0), "q_start")
         options["q_start"] = start + dist.get_rank(group) * q.shape[_token_axis(q)]

@@ -133,7 +133,19 @@ def disable(model: Any) -> None:
 
 @contextlib.contextmanager
 def enabled(model: Any, *, cache: Literal["fp8"] | None = None) -> Iterator[Report]:
-    """`enable`, and `disable` at the end. Of a model that is enabled already, nothing changes, at the end neither."""
+    """`enable`, and `disable` at the end. Of a model that is enabled already, nothing changes, at the end neither.
+
+    Args:
+        model: as of `enable`.
+        cache: the same.
+
+    Returns:
+        A context manager that gives what `enable` returned.
+
+    Raises:
+        InputError: as of `enable`.
+        UnsupportedError: the same.
+    """
     before = any(_BEFORE in module.__dict__ for module in model.modules())
     report = enable(model, cache=cache)
     try:
