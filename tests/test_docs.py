@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PROSE = {"architecture.md", "how_a_call_flows.md", "testing.md", "support.md", "reference.md", "glossary.md"}
 """Pages without Python to run: prose, interfaces, what is generated."""
+EMULATING = {"emulation.md", "changing_a_kernel.md"}
+"""Pages whose code runs a kernel in the emulator."""
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
 OPERATORS = sorted(f"docs/operators/{page.name}" for page in DOCS.glob("operators/*.md"))
 LINKED = [
@@ -66,10 +68,12 @@ def run(page: str, **settings: str) -> None:
 
 
 @GROUP
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.compile if page in EMULATING else ()) for page in PAGES]
+)
 def test_every_page_has_code_that_runs(page: str) -> None:
     assert snippets(page)
-    if page in ("emulation.md", "changing_a_kernel.md") and not machine.available():
+    if page in EMULATING and not machine.available():
         pytest.skip("the host machine needs a C++ compiler on x86-64")
     run(page, JAX_PLATFORMS="cpu")
 

@@ -20,7 +20,7 @@ from cupymla_lab.emulate.host.machine import HostError
 from cupymla_lab.emulated import emulated
 
 # One worker has them all: what it runs is made once.
-pytestmark = [HOST, pytest.mark.xdist_group("emulated grid races")]
+pytestmark = [HOST, pytest.mark.compile, pytest.mark.xdist_group("emulated grid races")]
 CLAIMS, NARROW = Claims(), Claims()
 
 # Each thread stores its number in global memory and reads that of a thread of another warp, or lane.
@@ -150,7 +150,6 @@ def test_what_tma_loads_lies_behind_a_proxy_fence() -> Iterator[Claim]:
     yield raced(body.format(fence=""), r"asynchronously reads global memory .* no fence\.proxy\.async", threads=64)
 
 
-@pytest.mark.compile
 def test_ctas_that_share_a_sequence_meet_by_a_counter_with_an_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.ptx.races import Races
 
 # One worker has them all: what it runs is made once.
-pytestmark = [HOST, pytest.mark.xdist_group("emulated races")]
+pytestmark = [HOST, pytest.mark.compile, pytest.mark.xdist_group("emulated races")]
 CLAIMS = Claims()
 
 # Each thread stores its number in shared memory and reads that of a thread of another warp, or lane.

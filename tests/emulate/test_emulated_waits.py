@@ -23,7 +23,7 @@ from cupymla_lab.emulated import emulated
 from cupymla_lab.subjects import Subject
 
 # One worker has them all: what it runs is made once.
-pytestmark = [HOST, pytest.mark.xdist_group("emulated waits")]
+pytestmark = [HOST, pytest.mark.compile, pytest.mark.xdist_group("emulated waits")]
 CLAIMS = Claims()
 
 TOO_LATE = "is not ordered before the end of the next phase"
@@ -162,7 +162,6 @@ SYNC = """    // A lane that has not looked yet would find the next phase begun,
 PLANNER = 8  # its warp
 
 
-@pytest.mark.compile
 def test_a_planner_whose_lanes_look_for_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One run of any mode finds what hung with few seeds of mode random, and only since threads come late to waits."""
     problem = PROBLEMS["attn_dist-h64"]

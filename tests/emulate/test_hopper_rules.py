@@ -20,7 +20,7 @@ from cupymla_lab.emulate.host.machine import load
 from cupymla_lab.emulate.host.memory import Arrays
 from cupymla_lab.emulated import Emulated, Kernel, emulated
 
-pytestmark = HOST
+pytestmark = [HOST, pytest.mark.compile]
 
 Error = (HostError, EmulationError)
 FENCE = "fence.proxy.async.shared::cta;"

@@ -13,7 +13,7 @@ from hopper_kit import element, run
 
 from cupymla_lab.ptx.approximation import Approximation, strayed
 
-pytestmark = HOST
+pytestmark = [HOST, pytest.mark.compile]
 
 INTEGERS = np.array(
     [0, 1, 2, 3, 31, 32, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF], np.uint32

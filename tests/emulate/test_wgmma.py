@@ -18,7 +18,7 @@ from hopper_kit import element, run
 from cupymla_lab.emulate import MODES, HostError
 from cupymla_lab.emulate.settings import Mode
 
-pytestmark = HOST
+pytestmark = [HOST, pytest.mark.compile]
 
 Array = npt.NDArray[Any]
 FENCE, DONE = "fence.proxy.async.shared::cta;", "wgmma.wait_group.sync.aligned 0;"
