@@ -20,6 +20,7 @@ import fake_cupy
 import pytest
 
 from cupymla import driver, evidence
+from cupymla.bench import processes
 from cupymla.bench.processes import Lost, Processes
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare, operators
@@ -124,8 +125,20 @@ def test_cases_run_in_processes_and_are_told_of_by_kernel(
     for file in files.values():
         file.unlink()
     monkeypatch.setattr(f"cupymla_lab.problems.{subject.name}.CASES", (*subject.cases.CASES, hangs))
+    limits: list[float] = []
+    result = processes._Process.result
+
+    def impatiently(process: Any, work: bytes, seconds: float) -> Any:
+        """Two seconds for what never comes back, and for all else what it is given."""
+        if HANGS.encode() not in work:
+            return result(process, work, seconds)
+        limits.append(seconds)
+        return result(process, work, 2.0)
+
+    monkeypatch.setattr(processes._Process, "result", impatiently)
     assert gpu.main([*command, "--limit", "20"]) == 1
-    assert f"{HANGS}: did not come back within 20 s" in (tmp_path / "out" / "details.txt").read_text()
+    assert set(limits) == {20.0}
+    assert f"{HANGS}: did not come back within 2 s" in (tmp_path / "out" / "details.txt").read_text()
     assert [name for name, file in files.items() if file.exists()] == ["nvfp4_gemv_tcgen05"]
 
 
@@ -287,7 +300,7 @@ def test_an_interrupted_check_begins_nothing_more(
     def interrupt() -> None:
         while not begun.exists():
             time.sleep(0.05)
-        time.sleep(1)
+        time.sleep(0.3)
         signal.raise_signal(by)
 
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
