@@ -60,6 +60,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return told_by("torch_ranks.py", "2", str(tmp_path_factory.mktemp("ranks") / "meet"), *ON_RANKS)
 
 
+@pytest.mark.slow  # their program
 @pytest.mark.timeout(PATIENCE + 100)
 @pytest.mark.xdist_group("four devices")
 @pytest.mark.parametrize("what", ON_DEVICES)
