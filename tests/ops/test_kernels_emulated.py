@@ -1,9 +1,10 @@
 """Every kernel for sm_80 to sm_90a without a GPU: operators' own plans and bindings, run on the host machine, keep the
 accuracy criterion. Blackwell's have tests of their own, with fewer queries.
 
-One or two of the cheapest cases of each intent run always: on one of the targets that share the kernel's source, for
-one number of multiprocessors out of several and in one mode, so that all targets, plans that group, that do not and
-that split, and all modes, have their turn. `--interpret-all` runs every small case on every target for three of them.
+The cheapest case of each intent runs always, and the next one where a kernel of it is new: on one of the targets that
+share the kernel's source, for one number of multiprocessors out of several and in one mode, so that all targets, plans
+that group, that do not and that split, and all modes, have their turn. `--interpret-all` runs every small case on every
+target for three of them.
 Compiles, needs no GPU.
 """
 
@@ -17,7 +18,6 @@ from variants_kit import shown_by
 
 from cupymla import arch as arches
 from cupymla.arch import Gpu
-from cupymla.build import KernelSource
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
@@ -44,10 +44,9 @@ def subjects() -> Iterator[tuple[Subject, list[str], set[str]]]:
 
 def always(subject: Subject, archs: list[str], names: set[str]) -> dict[str, int]:
     """The names of the cases that run without being asked for, each with its turn: the cheapest of each intent, and
-    the next one where it shows a definition of a kernel that none before it does, or needs no other kernel. A kernel
-    for its sake alone takes seconds to compile, and would be wrong for reasons that its definitions have elsewhere."""
+    the next one where it shows a definition of a kernel that none before it does."""
     chosen: dict[str, int] = {}
-    intents, sources, seen = set[str](), set[KernelSource](), set[tuple[object, ...]]()
+    intents, seen = set[str](), set[tuple[object, ...]]()
     counts = multiprocessors(subject.name)
     cheap = cheapest(subject, 2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
     for turn, case in enumerate(cheap):
@@ -57,10 +56,9 @@ def always(subject: Subject, archs: list[str], names: set[str]) -> dict[str, int
         if wanted and names.isdisjoint(source.entry for source in wanted):
             continue  # a kernel of another source
         shown = set().union(*(shown_by(source, 1) for source in wanted))
-        if case.intent not in intents or sources.issuperset(wanted) or not seen.issuperset(shown):
+        if case.intent not in intents or not seen.issuperset(shown):
             chosen[case.name] = turn
             intents.add(case.intent)
-            sources.update(wanted)
             seen |= shown
     return chosen
 
