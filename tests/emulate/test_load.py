@@ -23,7 +23,7 @@ from cupymla.build.cubin import Image
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
-from cupymla_lab.emulate import MODES, EmulatedKernel, Program, Settings, build, load, run
+from cupymla_lab.emulate import MODES, EmulatedKernel, Program, Settings, build, load, program, run
 from cupymla_lab.emulate.host import library, machine
 
 pytestmark = pytest.mark.compile
@@ -130,10 +130,20 @@ def test_blocks_that_do_not_fit_the_register_file_are_refused(
     fake.answer("cuEventRecord", [ctypes.c_void_p, ctypes.c_void_p], lambda event, stream: 0)
     head = ".version 8.8\n.target sm_100a\n.address_size 64\n"
     text = head + ".visible .entry k() {\ntcgen05.wait::ld.sync.aligned;\nret;\n}\n"
-    small, large = build(text, "k.ptx"), build(text, "k.ptx", threads=1024)
+    asked: list[int] = []
+    model = program.model
 
-    def start(program: Program, threads: int) -> None:
-        EmulatedKernel(program, "k", 0).start(Geometry((1, 1, 1), threads, 0), [], 0, Settings())
+    def compiled_once(registers: int) -> bytes:
+        """For as many registers as the first time: it takes seconds."""
+        asked.append(registers)
+        return model(asked[0])
+
+    monkeypatch.setattr(program, "model", compiled_once)
+    small, large = build(text, "k.ptx"), build(text, "k.ptx", threads=1024)
+    assert asked == [128, 64]
+
+    def start(made: Program, threads: int) -> None:
+        EmulatedKernel(made, "k", 0).start(Geometry((1, 1, 1), threads, 0), [], 0, Settings())
 
     with pytest.raises(InputError, match=r"load\(\.\.\., threads=1024\)") as caught:
         start(small, 1024)
@@ -142,6 +152,7 @@ def test_blocks_that_do_not_fit_the_register_file_are_refused(
         start(small, 2048)
     assert prepared == []
     start(small, 512)
+    monkeypatch.setattr(Image, "registers", lambda *_: asked[1])
     start(large, 1024)
     assert prepared == [512, 1024]
 
