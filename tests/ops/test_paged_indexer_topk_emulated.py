@@ -108,8 +108,7 @@ def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
         assert machine.launches[-1].cluster == 8
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("page", [16, 5])
+@pytest.mark.parametrize(("page", "mode"), [(16, "eager"), (5, "lazy"), (16, "random")])
 def test_rows_that_clusters_keep(page: int, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight CTAs keep a row together, and each names the slots of its keys: of those side by side, or each alone."""
     monkeypatch.setattr(selection, "_ALONE_COLUMNS", 1000)

@@ -60,8 +60,10 @@ def test_hostile_rows(columns: int) -> None:
         assert machine.launches[-1].cluster == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("multiprocessors", "cluster", "topk"), [(132, 8, 250), (50, 4, 1000), (24, 2, 33)])
+@pytest.mark.parametrize(
+    ("multiprocessors", "cluster", "topk", "mode"),
+    [*((132, 8, 250, mode) for mode in MODES), (50, 4, 1000, "lazy"), (24, 2, 33, "random")],
+)
 def test_hostile_rows_that_clusters_keep(
     multiprocessors: int, cluster: int, topk: int, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

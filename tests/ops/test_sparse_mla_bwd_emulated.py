@@ -55,10 +55,9 @@ SEVERAL_BLOCKS = (
 )
 
 
-# The kernel for few heads and the one for many in each mode.
 @pytest.mark.parametrize(
     ("case", "mode"),
-    [(SEVERAL_BLOCKS[k], mode) for k, mode in zip((0, 0, 1, 3, 2, 2), (*MODES, *reversed(MODES)), strict=True)],
+    zip(SEVERAL_BLOCKS, (*MODES, "random"), strict=True),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_several_blocks(case: MlaCase, mode: str) -> None:

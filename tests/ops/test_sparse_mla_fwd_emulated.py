@@ -48,8 +48,7 @@ def test_a_cluster_walks_several_queries_of_several_blocks(heads: int, ctas: int
     assert (launch.grid, launch.cluster) == ((ctas, 1, 1), ctas)
 
 
-@pytest.mark.parametrize("mode", ["eager", "random"])
-@pytest.mark.parametrize(("heads", "topk"), [(66, 70), (16, 40)])
+@pytest.mark.parametrize(("heads", "topk", "mode"), [(66, 70, "random"), (16, 40, "eager")])
 def test_a_cluster_walks_many_queries_of_one_block(heads: int, topk: int, mode: str) -> None:
     """Q of the next query is staged while this one's only block is multiplied."""
     kit.check(SUBJECT, sized(heads, 576, topk, 9, 200, "_short", "masks"), mode, seed=4, multiprocessors=2)
@@ -109,8 +108,7 @@ def test_a_cluster_shares_the_entries_of_a_query(
     assert (launch.cluster, launch.grid) == (cluster, (cluster * queries, 1, 1))
 
 
-@pytest.mark.parametrize("mode", ["lazy", "random"])
-@pytest.mark.parametrize("heads", [128, 64])
+@pytest.mark.parametrize(("heads", "mode"), [(128, "lazy"), (64, "random")])
 def test_output_is_rescaled_where_the_maximum_grows(heads: int, mode: str) -> None:
     """Later blocks hold ever larger scores, by far more than the slack of the base, in some heads only."""
     inputs = SUBJECT.cases.inputs(sized(heads, 576, 600, 1, 600, "_growing", "options", selection="full"), 2)
@@ -164,8 +162,7 @@ def test_indices_that_change_under_way_leave_every_head_a_result(heads: int) -> 
     assert not out[empty].any() and np.isfinite(max_logits[~empty]).all()
 
 
-@pytest.mark.parametrize("mode", ["lazy", "random"])
-@pytest.mark.parametrize("heads", [66, 5])
+@pytest.mark.parametrize(("heads", "mode"), [(66, "random"), (5, "lazy")])
 def test_lengths_of_many_queries_come_round(heads: int, mode: str) -> None:
     """Three batches of lengths and a part of a fourth, most of them 0: nothing else holds roles back."""
     inputs = SUBJECT.cases.inputs(sized(heads, 512, 40, 50, 100, "_batches", "masks", selection="full"), 3)

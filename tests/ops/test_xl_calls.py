@@ -149,10 +149,15 @@ def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, nu
         assert [geometry.grid[0] for geometry in wide.launches] == [number]
 
 
-@pytest.mark.parametrize("bias", ["dense", "relative"])
 @pytest.mark.parametrize(
-    ("context_lens", "large_only"),
-    [((700, 0, 333, 65), False), ((2000, 1900), False), ((70, 5), True), ((650, 650, 630), False), ((650,) * 3, True)],
+    ("context_lens", "large_only", "bias"),
+    [
+        ((700, 0, 333, 65), False, "dense"),
+        ((2000, 1900), False, "relative"),
+        ((70, 5), True, "dense"),
+        ((650, 650, 630), False, "relative"),
+        ((650,) * 3, True, "relative"),
+    ],
 )
 def test_parts_may_be_large_and_small(
     monkeypatch: pytest.MonkeyPatch, context_lens: tuple[int, ...], large_only: bool, bias: str

@@ -52,8 +52,7 @@ CALLS = {
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("seed", "call"), list(enumerate(CALLS.values())), ids=CALLS)
 def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_CLUSTER_GAIN", 1e9 if call.clusters else -1e9)
     if call.long:
