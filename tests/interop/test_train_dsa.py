@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "examples" / "train_dsa.py"
 
 
-def start(*arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The script's run; modules of the folder `first` hide others."""
+def start(*arguments: str, first: Path = ROOT, program: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    """The script's run, or that of what stands for it; modules of the folder `first` hide others."""
     path = os.pathsep.join(map(str, (first, ROOT)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(SCRIPT), *arguments]
+    command = [sys.executable, str(program), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
@@ -71,6 +71,17 @@ def test_runs_and_leaves_curves_in_torch(whole: Path) -> None:
     learned(whole)
 
 
+FEWER_STEPS = """
+import dataclasses, runpy, sys
+
+sys.path.insert(0, {folder!r})
+from dsa import setting
+
+setting.SETTINGS["brief"] = dataclasses.replace(setting.SETTINGS["brief"], warm_steps=120, eval_every=60)
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
 @pytest.mark.slow
 def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_not(tmp_path: Path) -> None:
     """At the switch from dense attention: it selects twice as much of what that attends to, and the loss grows less
@@ -81,8 +92,10 @@ def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_no
     """
     pytest.importorskip("jax")
     pytest.importorskip("matplotlib")
-    out = tmp_path / "curves"
-    done = start("--framework", "jax", "--size", "brief", "--out", str(out), "--commit", "0123abc")
+    out, program = tmp_path / "curves", tmp_path / "fewer_steps.py"
+    program.write_text(FEWER_STEPS.format(folder=str(SCRIPT.parent), script=str(SCRIPT)))
+    arguments = ("--framework", "jax", "--size", "brief", "--out", str(out), "--commit", "0123abc")
+    done = start(*arguments, program=program)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "the indexer has learned" in done.stdout
     curves = learned(out)["curves"]
