@@ -130,6 +130,8 @@ def _block(
 
 _FP8_STEP = 32
 _FP8_FRACTION_BITS = 13
+_FP8_AT_ONCE = 1 << 13
+"""Scores of all heads whose products are in hand at once: a processor's caches hold them."""
 
 
 def _fp8_product(q: Array, k: Array) -> Array:
@@ -138,13 +140,23 @@ def _fp8_product(q: Array, k: Array) -> Array:
     The products of thirty-two channels and the sum so far are cut, toward zero, to 13 bits below the leading bit of the
     largest among them, and added. Source: DeepSeek-V3 technical report, section 3.3.2, for products aligned by their
     largest exponent with about 14 bits kept.
+
+    All of that is exact in float32: a product has eight bits, and a sum is a whole number of grains below 2**20.
     """
-    total = np.zeros((*q.shape[:-1], len(k)), np.float64)
-    for first in range(0, q.shape[-1], _FP8_STEP):
-        step = slice(first, first + _FP8_STEP)
-        terms = q[:, :, None, step] * k[None, None, :, step]
-        largest = np.maximum(np.abs(terms).max(axis=-1), np.abs(total))
-        _, exponent = np.frexp(largest)
-        grain = np.ldexp(1.0, exponent - 1 - _FP8_FRACTION_BITS)
-        total = grain * (np.trunc(terms / grain[..., None]).sum(axis=-1) + np.trunc(total / grain))
-    return total.astype(np.float32)
+    queries, heads, channels = q.shape
+    total = np.zeros((queries, heads, len(k)), np.float32)
+    left, right = (np.ascontiguousarray(np.moveaxis(each, -1, 0), np.float32) for each in (q, k))
+    keys = max(1, _FP8_AT_ONCE // heads)
+    for query in range(queries):
+        for start in range(0, len(k), keys):
+            sums, span = total[query, :, start : start + keys], slice(start, start + keys)
+            for first in range(0, channels, _FP8_STEP):
+                step = slice(first, first + _FP8_STEP)
+                terms = left[step, query, :, None] * right[step, None, span]
+                largest = np.maximum(np.maximum(terms.max(axis=0), -terms.min(axis=0)), np.abs(sums))
+                exponent = np.frexp(largest)[1] - 1 - _FP8_FRACTION_BITS
+                terms *= np.ldexp(np.float32(1), -exponent)
+                np.trunc(terms, out=terms)
+                grains = terms.sum(axis=0) + np.trunc(np.ldexp(sums, -exponent))
+                sums[...] = np.ldexp(grains, exponent)
+    return total
