@@ -328,6 +328,7 @@ def test_numbers_of_multiprocessors_go_through_all_operands_and_modes() -> None:
     assert math.gcd(len(numbers), 6 * len(MODES)) == 1
 
 
+@pytest.mark.compile
 def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,6 +342,7 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     assert all(line.endswith("(merge_attention)") for line in ran)
 
 
+@pytest.mark.compile
 def test_kernels_of_another_folder_run_and_leave_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
