@@ -132,11 +132,11 @@ FOLDER = cuda_root() / "sparse_mla_bwd" / "sm90"
 
 # Of the backward of a 2-CTA cluster: a kind, a file, a line of it, and how the host engine finds that it is missing.
 CAUGHT = (
-    # The schedule model misses it (tests/ops/sparse_mla_bwd_pair_schedule.py).
+    # A hand-written model of the pipeline, which is gone, missed it.
     ("wait", "cluster_consumer.cuh", "storage.room.wait(", "race: .* writes shared memory"),
     ("wait", "cluster_consumer.cuh", "storage.full.wait(", "race: .* reads shared memory"),
     ("wait", "cluster_consumer.cuh", "sm90::wgmma_wait<0>()", "register of an unfinished wgmma"),
-    ("wait", "cluster_attention.cuh", "wait_for_primary_grid(", "uses global memory before its griddepcontrol.wait"),
+    ("wait", "cluster_attention.cuh", "wait_for_primary_grid(", "before its griddepcontrol.wait"),
     ("fence", "cluster_consumer.cuh", "fence_async_shared();", "race: .* no fence.proxy.async|asynchronously reads"),
     ("fence", "cluster_consumer.cuh", "sm90::wgmma_fence();", "without a wgmma.fence"),
     ("arrive", "cluster_gradients.cuh", "cluster_arrive_after_reads_at(", "nothing moves any more"),
