@@ -28,7 +28,10 @@ from cupymla.build.precompile import precompile
 from cupymla.build.source import KernelSource
 from cupymla.cli.terminal import exit_with
 from cupymla.errors import CompileError
-from cupymla.ops.mla import MlaProblem
+from cupymla.interop.call import Call
+from cupymla.interop.declaration import Facts
+from cupymla.interop.table import declared
+from cupymla.ops.mla import D_V
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import paths, plan, spec
 from cupymla.ops.sparse_mla_bwd.paths.path import Path as PlanPath
@@ -79,27 +82,27 @@ class Loss:
 
 def problem_of(case: MlaCase) -> spec.Problem:
     """The problem of a case whose arrays are contiguous, without these."""
-    options = spec.Options(**case.options)
-    query, head = case.h_q * case.d_qk, case.d_qk
-    of_batch = 0 if case.batch is None else case.s_q
-    shared = MlaProblem(
-        batch=case.batch,
-        s_q=case.s_q,
-        s_kv=case.s_kv,
-        h_q=case.h_q,
-        d_qk=case.d_qk,
-        topk=case.topk,
-        dtype=case.dtype,
-        options=options,
-        has_topk_length=case.lengths != "none",
-        has_sink=case.sink != "none",
-        q_strides=(of_batch * query, query, head),
-        kv_strides=(0 if case.batch is None else case.s_kv * case.d_qk, case.d_qk),
-        indices_strides=(of_batch * case.topk, case.topk),
-        topk_length_strides=(of_batch, 1) if case.lengths != "none" else (0, 0),
-    )
-    shape = (*case.lead, case.s_kv, case.d_qk)
-    return spec.Problem(shared, case.wants_dist, options.dkv_dtype or case.dtype, shape)
+    rows, dtype = (*case.lead, case.s_q), case.dtype
+    heads = (*rows, case.h_q)
+    arrays = {
+        "q": Facts((*heads, case.d_qk), dtype),
+        "kv": Facts((*case.lead, case.s_kv, case.d_qk), dtype),
+        **{name: Facts((*heads, D_V), dtype) for name in ("out", "dout")},
+        "lse": Facts(heads, "float32"),
+        "indices": Facts((*rows, case.topk), "int32"),
+    }
+    if case.lengths != "none":
+        arrays["topk_length"] = Facts(rows, "int32")
+    if case.sink != "none":
+        arrays["attn_sink"] = Facts((case.h_q,), "float32")
+    made: spec.Problem = Call.of(declared(OPERATOR), arrays, _options(case)).problem()
+    return made
+
+
+def _options(case: MlaCase) -> dict[str, Any]:
+    """All options of the bridges, as `Call.of` takes them."""
+    given = {**case.options, "return_attn_dist": case.wants_dist}
+    return {name: given.get(name, option.default) for name, option in declared(OPERATOR).options.items()}
 
 
 def losses(rows: Iterable[PathRow], chosen: Mapping[str, str], margin: float) -> list[Loss]:

@@ -21,6 +21,7 @@ from typing import Any
 import cupymla
 from cupymla import evidence
 from cupymla.bench import machine, report
+from cupymla.bench import run as bench
 from cupymla.build import pack
 from cupymla.ops import registry
 
@@ -193,8 +194,9 @@ def host() -> str:
     file = newest("host")
     assert file is not None
     content = json.loads(file.read_text(encoding="utf-8"))
-    known = ("bare", "prepared", "ordinary", "torch", "torch_grad", "jax")
-    ways = [way for way in known if any(way in row for row in content["rows"])]
+    ways = [
+        way for way in (*bench.HOST_COLUMNS, *bench.FRAMEWORK_COLUMNS) if any(way in row for row in content["rows"])
+    ]
     rows = [
         [f"`{row['operator']}`", str(row["launches"]), *(f"{row[way]:.1f}" if way in row else "" for way in ways)]
         for row in content["rows"]
@@ -337,12 +339,12 @@ def _model(gpu: str) -> str:
 def comparison() -> str:
     """The README's table: problems, each with what was measured beside it in the same run; and how it is elsewhere."""
     where, found = compared()
-    lines = [f"{where}.", "", "| problem | GPU | cupymla | measured beside it | cupymla's speed |", f"|{' --- |' * 5}"]
+    rows = []
     for one in found:
         if one.entry.in_table:
             speed = f"{one.ratio:.2f}x{' (slower)' * _loses(one)}"
-            cells = (one.entry.problem, one.gpu, one.ours, f"{one.entry.words}: {one.theirs}", speed)
-            lines.append(f"| {' | '.join(cells)} |")
+            rows.append([one.entry.problem, one.gpu, one.ours, f"{one.entry.words}: {one.theirs}", speed])
+    table = report.table(["problem", "GPU", "cupymla", "measured beside it", "cupymla's speed"], rows)
     backward, decode = "sparse_mla_bwd", "sparse_mla_decode"
     said = [
         f"cuDNN's backward is faster in {_lost(backward, 'cuDNN')} cases,",
@@ -351,8 +353,8 @@ def comparison() -> str:
         f"in {_lost(decode, 'FlashMLA')} without.",
         _of_models(),
     ]
-    lines += ["", *textwrap.wrap(" ".join(said), 120, break_long_words=False, break_on_hyphens=False)]
-    return report.marked_text("peers", "\n".join(lines))
+    below = textwrap.fill(" ".join(said), 120, break_long_words=False, break_on_hyphens=False)
+    return report.marked_text("peers", f"{where}.\n\n{table}\n\n{below}")
 
 
 def _lost(operator: str, peer: str) -> str:

@@ -209,12 +209,10 @@ def measure(step: Step, timer: Timer) -> StepRow:
 
 def draw(rows: Sequence[StepRow], title: str, file: Path) -> None:
     """One bar a step, of its operators' shares; time, tokens a second and memory beside it. Needs matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(10.0, 1.6 + 0.38 * len(rows)), layout="constrained")
+    names, size = [row.case for row in rows], report.LABEL_SIZE
+    figure, (axes,) = report.panels(names, 1, 10.0)
     for place, row in enumerate(rows):
         left, whole = 0.0, sum(row.operator_us.values())
         for name, color in COLORS.items():
@@ -222,20 +220,16 @@ def draw(rows: Sequence[StepRow], title: str, file: Path) -> None:
             axes.barh(place, share, left=left, color=color, height=0.7, label=name if place == 0 else None)
             if share >= 4:
                 middle = left + share / 2
-                axes.text(middle, place, f"{share:.0f}%", ha="center", va="center", fontsize=8, color="#ffffff")
+                axes.text(middle, place, f"{share:.0f}%", ha="center", va="center", fontsize=size, color="#ffffff")
             left += share
         told = (
             f"{row.step_us / 1e3:.1f} ms, {row.tokens_per_second / 1e3:.0f}k tokens/s, {row.working_bytes / 1e9:.2f} GB"
         )
-        axes.text(101, place, told, va="center", fontsize=8)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [row.case for row in rows], fontsize=8)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("share of the operators' time, percent; memory beside inputs and results", fontsize=9)
-    figure.legend(loc="outside lower center", ncols=len(COLORS), fontsize=8, frameon=False)
+        axes.text(101, place, told, va="center", fontsize=size)
+    report.frame(axes, len(rows), 0, 100)
+    axes.set_yticks(range(len(rows)), names, fontsize=size)
+    axes.set_xlabel("share of the operators' time, percent; memory beside inputs and results", fontsize=size + 1)
+    figure.legend(loc="outside lower center", ncols=len(COLORS), fontsize=size, frameon=False)
     figure.suptitle(title, fontsize=10)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)

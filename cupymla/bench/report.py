@@ -150,14 +150,15 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
 
 def marked_table(name: str, heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with a line above it, between the markers by which `replaced` finds it on a page."""
+    return marked_text(name, f"{heading}\n\n{table(columns, rows)}")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [
-        f"<!-- {name}:begin -->",
-        heading,
-        "",
         f"| {' | '.join(columns)} |",
         f"|{' --- |' * len(columns)}",
         *(f"| {' | '.join(cells)} |" for cells in rows),
-        f"<!-- {name}:end -->",
     ]
     return "\n".join(lines)
 
@@ -193,10 +194,10 @@ def renew(page: Path, folder: Path | None, renewed: Callable[[str, Path], str]) 
 
 
 _ROW_INCHES, _LINE_INCHES = 0.14, 0.12  # a row's height is one of the first, and one of the second for each line
-_LABEL_SIZE = 8.0
+LABEL_SIZE = 8.0
 
 
-def _panels(names: Sequence[str], count: int, width: float) -> tuple[Any, Any]:
+def panels(names: Sequence[str], count: int, width: float) -> tuple[Any, Any]:
     """A figure with panels side by side, which have a row for each name."""
     import matplotlib as mpl
 
@@ -207,6 +208,15 @@ def _panels(names: Sequence[str], count: int, width: float) -> tuple[Any, Any]:
     height = 1.3 + (_ROW_INCHES + _LINE_INCHES * lines) * len(names)
     figure, axes = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, layout="constrained")
     return figure, axes[0]
+
+
+def frame(axes: Any, count: int, left: float, right: float) -> None:
+    """Let a panel have so many rows of bars, the first one on top, from `left` to `right`."""
+    axes.set_xlim(left, right)
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=LABEL_SIZE)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _bars(
@@ -225,21 +235,17 @@ def _bars(
 
     rows = range(len(values))
     axes.barh(rows, [max(value - left, 0.0) for value in values], left=left, color=color, height=0.7)
-    axes.set_xlim(left, right)
-    axes.set_ylim(len(values) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=_LABEL_SIZE)
-    axes.spines[["top", "right"]].set_visible(False)
+    frame(axes, len(values), left, right)
     beside = blended_transform_factory(axes.transAxes, axes.transData)
     x = 0.0
     for heading, texts in columns.items():
         # Right-aligned, with half an em for each letter, which is more than a digit takes.
-        x += 0.62 * _LABEL_SIZE * (max(map(len, (heading, *texts))) + 2)
+        x += 0.62 * LABEL_SIZE * (max(map(len, (heading, *texts))) + 2)
         place = offset_copy(beside, axes.figure, x=x, units="points")
         above = offset_copy(axes.transAxes, axes.figure, x=x, y=4, units="points")
-        axes.text(1, 1, heading, transform=above, ha="right", va="bottom", fontsize=_LABEL_SIZE, color="#555555")
+        axes.text(1, 1, heading, transform=above, ha="right", va="bottom", fontsize=LABEL_SIZE, color="#555555")
         for row, text in zip(rows, texts, strict=True):
-            axes.text(1, row, text, transform=place, ha="right", va="center", fontsize=_LABEL_SIZE)
+            axes.text(1, row, text, transform=place, ha="right", va="center", fontsize=LABEL_SIZE)
 
 
 _COLORS = {
@@ -262,24 +268,24 @@ def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
         for one in found.beside(row):
             bars.append((one.label, light, one.of_ceiling or 0.0, (*_numbers(one), one.compared(row))))
     labels = [label for label, *_ in bars]
-    figure, (panel,) = _panels(labels, 1, max(9.0, 6.4 + 0.066 * max(map(len, labels), default=0)))
+    figure, (panel,) = panels(labels, 1, max(9.0, 6.4 + 0.066 * max(map(len, labels), default=0)))
     shares = [100 * share for _, _, share, _ in bars]
     headings = ("us", "TFLOPS", "TB/s", "share", *(("time / ours",) if found.baselines else ()))
     columns = {heading: [cells[place] for *_, cells in bars] for place, heading in enumerate(headings)}
     # Ceilings are measured: what beats one by a little ends beyond it.
     _bars(panel, shares, columns, [color for _, color, _, _ in bars], 0, max(100.0, *shares))
     panel.axvline(100, color="#222222", linewidth=1)
-    panel.set_yticks(range(len(labels)), labels, fontsize=_LABEL_SIZE)
+    panel.set_yticks(range(len(labels)), labels, fontsize=LABEL_SIZE)
     beside = {one.label for one in found.baselines}
     for tick in panel.get_yticklabels():
         tick.set_color("#666666" if tick.get_text() in beside else "#000000")
     panel.set_xticks(range(0, 101, 20))
-    panel.set_xlabel("share of the ceiling that binds, percent", fontsize=_LABEL_SIZE + 1)
+    panel.set_xlabel("share of the ceiling that binds, percent", fontsize=LABEL_SIZE + 1)
     bounds = dict.fromkeys(row.bound for row in found.rows)
     handles = [Patch(color=_COLORS[bound][0], label=f"cupymla, bound by {bound}") for bound in bounds]
     if found.baselines:
         handles += [Patch(color=_COLORS[bound][1], label=f"baseline, bound by {bound}") for bound in bounds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=_LABEL_SIZE, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=LABEL_SIZE, frameon=False)
     limits = found.ceilings
     fp8 = f", fp8 {limits['cublas_fp8_tflops']:.0f}" if "cublas_fp8_tflops" in limits else ""
     copied = f", copy {limits['copy_tbps']:.2f}" if "copy" in bounds else ""
@@ -318,7 +324,7 @@ def draw_demo(title: str, names: Sequence[str], ms: Sequence[float], shares: Seq
     from matplotlib import pyplot
     from matplotlib.ticker import NullFormatter
 
-    figure, (time_panel, error_panel) = _panels(names, 2, 11.0)
+    figure, (time_panel, error_panel) = panels(names, 2, 11.0)
     figure.get_layout_engine().set(w_pad=0.15)
     low, high = decades(ms)
     time_panel.set_xscale("log")
@@ -327,17 +333,17 @@ def draw_demo(title: str, names: Sequence[str], ms: Sequence[float], shares: Seq
     powers = range(low, high + 1)
     time_panel.set_xticks([10.0**power for power in powers], [f"{10.0**power:g}" for power in powers])
     time_panel.xaxis.set_minor_formatter(NullFormatter())
-    time_panel.set_yticks(range(len(names)), names, fontsize=_LABEL_SIZE)
-    time_panel.set_xlabel("time of one call, milliseconds", fontsize=_LABEL_SIZE + 1)
+    time_panel.set_yticks(range(len(names)), names, fontsize=LABEL_SIZE)
+    time_panel.set_xlabel("time of one call, milliseconds", fontsize=LABEL_SIZE + 1)
     right = 100 if max(shares) <= 1 else 200
     columns = {"error": [f"{share:.0%}" for share in shares]}
     _bars(error_panel, [100 * share for share in shares], columns, "#cc6677", 0, right)
     error_panel.axvline(100, color="#222222", linewidth=1)
     above = error_panel.get_xaxis_transform()
-    error_panel.text(100, 1.02, "limit", transform=above, ha="center", va="bottom", fontsize=_LABEL_SIZE)
+    error_panel.text(100, 1.02, "limit", transform=above, ha="center", va="bottom", fontsize=LABEL_SIZE)
     error_panel.set_xticks(range(0, right + 1, right // 5))
     error_panel.set_yticks([])
-    error_panel.set_xlabel("largest error against float64, percent of its limit", fontsize=_LABEL_SIZE + 1)
+    error_panel.set_xlabel("largest error against float64, percent of its limit", fontsize=LABEL_SIZE + 1)
     figure.suptitle(title, fontsize=11)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
