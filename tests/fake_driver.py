@@ -15,6 +15,7 @@ import pytest
 from cuda.bindings import driver as real
 
 from cupymla import driver, tensormap
+from cupymla.tensor import streams
 
 CACHED = (
     driver._bindings,
@@ -174,11 +175,12 @@ class FakeDriver:
 
 
 def forget() -> None:
-    """Empty every cache that remembers a driver's answers."""
+    """Empty every cache that remembers a driver's answers, and let go of arrays that wait for a driver's events."""
     for cached in CACHED:
         cached.cache_clear()
     driver._contexts.clear()
     vars(driver._scratch).clear()
+    streams._held.entries.clear()
     tensormap._cache.clear()
 
 
