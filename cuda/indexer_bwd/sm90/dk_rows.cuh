@@ -10,8 +10,8 @@
 namespace cupymla::indexer_bwd {
 
 // A channel of integer sums, unless infinities were added.
-__device__ __forceinline__ float channel_of(long long units, int unit, uint32_t positive, uint32_t negative) {
-  if ((positive | negative) == 0) return from_units(units, unit);
+__device__ __forceinline__ float channel_of(int32_t sum, double unit, uint32_t positive, uint32_t negative) {
+  if ((positive | negative) == 0) return static_cast<float>(static_cast<double>(sum) * unit);
   if (negative == 0) return positive_infinity();
   return positive == 0 ? negative_infinity() : __int_as_float(0x7fffffff);
 }
@@ -21,15 +21,18 @@ template <bool kDeterministic>
 __device__ __forceinline__ float4 four_sums(const Parameters& params, int64_t row, int channel) {
   const int64_t element = row * kD + channel;
   if constexpr (!kDeterministic) return *reinterpret_cast<const float4*>(params.sums + element * 4);
-  const longlong2* units = reinterpret_cast<const longlong2*>(params.sums + element * 8);
-  const longlong2 low = units[0], high = units[1];
-  const int unit = unit_log2(params.bounds[row], params.adds_log2);
+  const int4 sums = *reinterpret_cast<const int4*>(params.sums + element * 4);
+  const int64_t batch = row / params.keys;
+  const int units = units_log2(params.totals[row], total_unit_log2(params.largest[batch], params.adds_log2),
+                               params.adds_log2);
+  const float4 parts = *reinterpret_cast<const float4*>(params.channel_parts + batch * kD + channel);
   const uint32_t* words = params.non_finite + element / 32 * 2;
   const uint32_t positive = words[0] >> (channel % 32), negative = words[1] >> (channel % 32);
-  return make_float4(channel_of(low.x, unit, positive & 1u, negative & 1u),
-                     channel_of(low.y, unit, positive & 2u, negative & 2u),
-                     channel_of(high.x, unit, positive & 4u, negative & 4u),
-                     channel_of(high.y, unit, positive & 8u, negative & 8u));
+  const auto unit = [units](float part) { return wide_power_of_two(-units - channel_log2(part)); };
+  return make_float4(channel_of(sums.x, unit(parts.x), positive & 1u, negative & 1u),
+                     channel_of(sums.y, unit(parts.y), positive & 2u, negative & 2u),
+                     channel_of(sums.z, unit(parts.z), positive & 4u, negative & 4u),
+                     channel_of(sums.w, unit(parts.w), positive & 8u, negative & 8u));
 }
 
 // kDeterministic: whether sums are of integers.

@@ -1,6 +1,13 @@
-// Sums that do not depend on the order of their terms: 64-bit integers in units that a key's bound fixes. A bound is
-// the largest, over a key's entries, of |gradient| * sum_h |w_h| * max |q|; so no term is larger, and 2^adds_log2 of
-// them fit. An entry whose heads come in two blocks adds two terms, which together keep to its bound.
+// Sums that do not depend on the order of their terms: 32-bit integers, in units that bounds fix.
+//
+//   query bound    max over channels of sum_h |w_h q_hc|; times |gradient| it bounds what an entry adds to a channel
+//   channel part   the largest, over queries, of sum_h |w_h q_hc| / query bound
+//   largest        the bound of any entry of this batch entry; with `kTotalBits` it fixes the unit of totals
+//   total          of a key: the sum of its entries' bounds, each rounded up
+//
+// What all entries add to a channel of a key is at most total * channel part, so its sum fits if 2^31 units are more.
+// All of these are sums of integers or maxima, so they are the same in every order too. What is not finite is left out
+// of them: what is added of it is not finite either, and has its own bits.
 #pragma once
 
 #include "../../common/math.cuh"
@@ -9,31 +16,42 @@
 namespace cupymla::indexer_bwd {
 
 constexpr float kLargestFloat = 0x1.fffffep127f;
+constexpr float kSafe = 0x1p126f;  // entries with bounds below it add finite numbers
+// A total of 2^adds_log2 entries keeps to 2^62: an entry's bound may be four times the largest that a float holds.
+constexpr int kTotalBits = 60;
 
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) <= kLargestFloat; }
 
-// log2 of how many units a 1 is. A bound is below 2^(E + 1), E its exponent; twice that leaves room for the rounding of
-// what is bounded, one bit is the sign's, and one is left over.
-__device__ __forceinline__ int unit_log2(float bound, int adds_log2) {
-  const int exponent = static_cast<int>(__float_as_uint(bound) >> 23 & 255u) - 127;
-  return 62 - adds_log2 - (exponent + 2);
+__device__ __forceinline__ int exponent_of(float value) {
+  return static_cast<int>(__float_as_uint(value) >> 23 & 255u) - 127;
 }
 
-// Units of a value. Two factors: together they may be no float.
-struct ToUnits {
-  float first, second;
-
-  __device__ __forceinline__ explicit ToUnits(int unit_log2)
-      : first(power_of_two(unit_log2 / 2)), second(power_of_two(unit_log2 - unit_log2 / 2)) {}
-
-  __device__ __forceinline__ long long operator()(float value) const {
-    return __float2ll_rn(__fmul_rn(__fmul_rn(value, first), second));
-  }
-};
-
-__device__ __forceinline__ float from_units(long long units, int unit_log2) {
-  const double unit = __longlong_as_double(static_cast<long long>(1023 - unit_log2) << 52);
-  return static_cast<float>(static_cast<double>(units) * unit);
+// 2^exponent, which is a normal double.
+__device__ __forceinline__ double wide_power_of_two(int exponent) {
+  return __longlong_as_double(static_cast<long long>(1023 + exponent) << 52);
 }
+
+// The largest that an entry adds to any channel, by its query's bound, whose sign says nothing here. Near the end of
+// floats the bound was capped, and heads may come in two blocks. Below normal floats, rounding may be of any size.
+__device__ __forceinline__ double entry_bound(float gradient, float query_bound) {
+  const double most = fabs(static_cast<double>(query_bound));
+  const double bound = fabs(static_cast<double>(gradient)) * (most < kSafe ? most : most * 2.0);
+  return fmin(fmax(bound, 0x1p-126), 0x1p129);
+}
+
+// log2 of the unit of totals.
+__device__ __forceinline__ int total_unit_log2(float largest, int adds_log2) {
+  return exponent_of(largest) - (kTotalBits - adds_log2);
+}
+
+// log2 of how many units a 1 is, in channels of part 1. Of a total, 2^-6 is for the rounding of operands and bounds;
+// and 2^(adds_log2 - 29), at most 1, for up to two terms of an entry that are rounded to units.
+__device__ __forceinline__ int units_log2(uint64_t total, int total_unit, int adds_log2) {
+  const uint64_t most = total + (total >> 6) + (total >> (29 - adds_log2)) + 1;
+  return 30 - (63 - __clzll(static_cast<long long>(most)) + total_unit);
+}
+
+// log2 of how many times more units a 1 is in this channel; a part is at most 1.
+__device__ __forceinline__ int channel_log2(float part) { return max(0, min(64, -1 - exponent_of(part))); }
 
 }  // namespace cupymla::indexer_bwd

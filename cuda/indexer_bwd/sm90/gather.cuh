@@ -27,6 +27,7 @@ __device__ __forceinline__ void load_heads(Storage& storage, const Parameters& p
 // l + 16 know which is key l of them.
 struct KeyGather {
   Storage& storage;
+  const Parameters& params;
   const Query& query;
   const Element* rows;  // of this batch entry
   const int64_t key_stride;
@@ -38,6 +39,7 @@ struct KeyGather {
   __device__ __forceinline__ KeyGather(Storage& storage, const Parameters& params, const Query& query,
                                        uint64_t l2_policy)
       : storage(storage),
+        params(params),
         query(query),
         rows(params.k + query.batch * params.k_batch),
         key_stride(params.k_key),
@@ -57,6 +59,11 @@ struct KeyGather {
       if (lane < 16) {
         storage.ids[stage][warp * 16 + lane] = id;
         storage.gradients[stage][warp * 16 + lane] = gradient;
+        if constexpr (kDeterministic) {
+          const int64_t key = static_cast<int64_t>(query.batch) * params.keys + max(id, 0);
+          stream_copy_or_zeros<8>(smem_address(&storage.units.totals[stage][warp * 16 + lane]), params.totals + key,
+                                  id >= 0 ? 8 : 0);
+        }
       }
       constexpr int kRowsAtOnce = 32 / kRowChunks;
       const int part = lane % kRowChunks;

@@ -16,6 +16,7 @@
 #include "../../common/reduction.cuh"
 #include "../../common/registers.cuh"
 #include "../../common/sm90/index_products.cuh"
+#include "../../common/tma.cuh"
 #include "fixed_point.cuh"
 #include "gather.cuh"
 
@@ -49,6 +50,7 @@ struct Gradients {
       largest = over_block(storage, largest, Larger{});
     }
     if (threadIdx.x == 0) storage.gradient_scale = operand_scale(largest);  // which the weights' barrier shows to all
+    if constexpr (kDeterministic) prepare_units();
 #pragma unroll 1
     for (int32_t first_head = 0; first_head < params.heads; first_head += kHeads) take_heads(first_head);
   }
@@ -75,6 +77,7 @@ struct Gradients {
       take_tile(tile % kStages);
     }
     stream_copy_wait<0>();
+    if constexpr (kDeterministic) tma_store_wait_read<0>();
     store_dweights(first_head);
     store_dq(first_head);
     __syncthreads();  // what was in shared memory has been read
@@ -97,11 +100,6 @@ struct Gradients {
   }
 
   __device__ __forceinline__ void take_tile(int stage) {
-    int unit = 0;
-    if constexpr (kDeterministic) {
-      const int32_t key = storage.ids[stage][warp * 16 + lane % 16];
-      if (key >= 0) unit = unit_log2(params.bounds[first_row() + key], params.adds_log2);
-    }
     uint32_t active_weights[kHeads / 16][4];
     {
       float products[kScores];
@@ -116,7 +114,11 @@ struct Gradients {
     issue_dq(stage);
     sm90::wgmma_wait<1>();
     sm90::warpgroup_fence_operand(dk);
-    send_dk(dk, stage, unit);
+    if constexpr (kDeterministic) {
+      send_units(dk, stage);
+    } else {
+      send_dk(dk, stage);
+    }
     sm90::wgmma_wait<0>();
 #pragma unroll
     for (int tile = 0; tile < kColumnTiles; ++tile) sm90::warpgroup_fence_operand(dq[tile]);
@@ -190,8 +192,19 @@ struct Gradients {
   // Of this batch entry, among rows of sums.
   __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(query.batch) * params.keys; }
 
-  // Adds a warp's rows to those of its keys. `unit`: of the key that the lane knows, where sums are integers.
-  __device__ __forceinline__ void send_dk(const float (&dk)[kD / 2], int stage, int unit) {
+  // Puts the channels of this thread's row into a row of `dk`, as `made` makes them.
+  template <typename Number, typename Made>
+  __device__ __forceinline__ void put_row(const float (&dk)[kD / 2], int half, const Made& made) {
+#pragma unroll
+    for (int group = 0; group < kD / 8; ++group) {
+      const int channel = group * 8 + lane % 4 * 2;
+      Number* place = reinterpret_cast<Number*>(&storage.dk[warp][half * 8 + lane / 4][channel]);
+      *place = made(dk[group * 4 + half * 2], dk[group * 4 + half * 2 + 1], channel);
+    }
+  }
+
+  // Adds a warp's rows to those of its keys.
+  __device__ __forceinline__ void send_dk(const float (&dk)[kD / 2], int stage) {
     auto& rows = storage.dk[warp];
     __syncwarp();  // the last tile's rows have been read
 #pragma unroll
@@ -205,27 +218,19 @@ struct Gradients {
     __syncwarp();
     const int32_t* ids = storage.ids[stage] + warp * 16;
     const float* gradients = storage.gradients[stage] + warp * 16;
-    if constexpr (kDeterministic) {
-#pragma unroll 1
-      for (int row = 0; row < 16; ++row) {
-        const int row_unit = __shfl_sync(0xffffffffu, unit, row);
-        if (ids[row] >= 0) add_units(rows[row], first_row() + ids[row], gradients[row], row_unit);
-      }
-    } else {
-      constexpr int kLanes = kD / 4;  // of a row
-      constexpr int kRowsAtOnce = 32 / kLanes;
-      const int channel = lane % kLanes * 4;
+    constexpr int kLanes = kD / 4;  // of a row
+    constexpr int kRowsAtOnce = 32 / kLanes;
+    const int channel = lane % kLanes * 4;
 #pragma unroll 4
-      for (int first = 0; first < 16; first += kRowsAtOnce) {
-        const int row = first + lane / kLanes;
-        const int32_t key = ids[row];
-        const float gradient = gradients[row];
-        const float4 four = *reinterpret_cast<const float4*>(&rows[row][channel]);
-        const float values[4] = {of_entry(four.x, gradient), of_entry(four.y, gradient), of_entry(four.z, gradient),
-                                 of_entry(four.w, gradient)};
-        float* sums = reinterpret_cast<float*>(params.sums) + (first_row() + key) * kD + channel;
-        if (key >= 0) reduce_add_float4(sums, values);
-      }
+    for (int first = 0; first < 16; first += kRowsAtOnce) {
+      const int row = first + lane / kLanes;
+      const int32_t key = ids[row];
+      const float gradient = gradients[row];
+      const float4 four = *reinterpret_cast<const float4*>(&rows[row][channel]);
+      const float values[4] = {of_entry(four.x, gradient), of_entry(four.y, gradient), of_entry(four.z, gradient),
+                               of_entry(four.w, gradient)};
+      float* sums = reinterpret_cast<float*>(params.sums) + (first_row() + key) * kD + channel;
+      if (key >= 0) reduce_add_float4(sums, values);
     }
   }
 
@@ -234,18 +239,90 @@ struct Gradients {
     return (kScaled ? sum * storage.weights_unit : sum) * gradient;
   }
 
-  __device__ __forceinline__ void add_units(const float* channels, int64_t row, float gradient, int unit) const {
-    const ToUnits to_units(unit);
+  // Which the weights' barrier shows to all.
+  __device__ __forceinline__ void prepare_units() {
+    const int channel = static_cast<int>(threadIdx.x);
+    if (channel < kD) {
+      const float part = params.channel_parts[static_cast<int64_t>(query.batch) * kD + channel];
+      storage.units.channel_factors[channel] = power_of_two(channel_log2(part));
+    }
+    if (channel == 0) {
+      storage.units.total_unit = total_unit_log2(params.largest[query.batch], params.adds_log2);
+      storage.units.query_bound = params.query_bounds[static_cast<int64_t>(query.batch) * params.queries + query.query];
+    }
+  }
+
+  // What makes units of a row's sums.
+  struct RowUnits {
+    double units;   // of a 1, in channels of part 1
+    float factor;   // sums times it and a channel's factor are units
+    bool checked;   // instead, channels are looked at one by one: there may be infinities and NaN, or no such factor
+  };
+
+  __device__ __forceinline__ RowUnits row_units(int stage, int row) const {
+    const int key = warp * 16 + row;
+    const float gradient = storage.gradients[stage][key], query_bound = storage.units.query_bound;
+    const int log2 = units_log2(storage.units.totals[stage][key], storage.units.total_unit, params.adds_log2);
+    const double units = wide_power_of_two(log2);
+    const double factor = static_cast<double>(kScaled ? gradient * storage.weights_unit : gradient) * units;
+    const bool plain = query_bound >= 0.0f && fabsf(gradient) * query_bound < kSafe &&
+                       (fabs(factor) < 0x1p100 && fabs(factor) > 0x1p-100 || gradient == 0.0f);
+    return {units, static_cast<float>(factor), storage.ids[stage][key] >= 0 && !plain};
+  }
+
+  // The same in integers. A lane adds a row in the background.
+  __device__ __forceinline__ void send_units(const float (&dk)[kD / 2], int stage) {
+    auto& rows = storage.dk[warp];
+    tma_store_wait_read<0>();
+    __syncwarp();  // the last tile's rows have been read
+    bool checked = false;
 #pragma unroll
-    for (int first = 0; first < kD; first += 32) {
-      const float value = of_entry(channels[first + lane], gradient);
-      const int64_t element = row * kD + first + lane;
-      if (is_finite(value)) {
-        reduce_add_int64(reinterpret_cast<int64_t*>(params.sums) + element, to_units(value));
+    for (int half = 0; half < 2; ++half) {
+      const RowUnits row = row_units(stage, half * 8 + lane / 4);
+      checked |= row.checked;
+      if (row.checked) {
+        put_row<float2>(dk, half, [](float first, float second, int) { return make_float2(first, second); });
       } else {
-        uint32_t* words = params.non_finite + element / 32 * 2;
-        if (!(value < 0.0f)) reduce_or(words, 1u << lane);
-        if (!(value > 0.0f)) reduce_or(words + 1, 1u << lane);
+        put_row<int2>(dk, half, [&](float first, float second, int channel) {
+          const float2 factors = *reinterpret_cast<const float2*>(&storage.units.channel_factors[channel]);
+          return make_int2(__float2int_rn(first * row.factor * factors.x),
+                           __float2int_rn(second * row.factor * factors.y));
+        });
+      }
+    }
+    if (__any_sync(0xffffffffu, static_cast<int>(checked))) check_rows(stage);
+    fence_async_shared();
+    __syncwarp();
+    if (lane < 16) {
+      const int32_t key = storage.ids[stage][warp * 16 + lane];
+      int32_t* sums = reinterpret_cast<int32_t*>(params.sums) + (first_row() + key) * kD;
+      if (key >= 0) bulk_add_int32(sums, reinterpret_cast<const int32_t*>(rows[lane]), kD * sizeof(int32_t));
+    }
+    tma_store_commit();
+  }
+
+  // Makes units of rows that hold sums; what is not finite becomes 0, and bits of its own.
+  __device__ __forceinline__ void check_rows(int stage) {
+    __syncwarp();
+#pragma unroll 1
+    for (int row = 0; row < 16; ++row) {
+      const RowUnits of_row = row_units(stage, row);
+      if (!of_row.checked) continue;
+      const float gradient = storage.gradients[stage][warp * 16 + row];
+      const int64_t element = (first_row() + storage.ids[stage][warp * 16 + row]) * kD;
+#pragma unroll 1
+      for (int channel = lane; channel < kD; channel += 32) {
+        float& place = storage.dk[warp][row][channel];
+        const float value = of_entry(place, gradient);
+        int32_t units = 0;
+        if (is_finite(value)) {
+          units = __double2int_rn(static_cast<double>(value) * of_row.units * storage.units.channel_factors[channel]);
+        } else {
+          uint32_t* words = params.non_finite + (element + channel) / 32 * 2;
+          if (!(value < 0.0f)) reduce_or(words, 1u << lane);
+          if (!(value > 0.0f)) reduce_or(words + 1, 1u << lane);
+        }
+        reinterpret_cast<int32_t&>(place) = units;
       }
     }
   }

@@ -18,13 +18,15 @@ struct Parameters {
   uint8_t* dk;                 // [batch, keys, channels], of `dk_type`
   uint8_t* dweights;           // [batch, queries, heads], fp32 or bf16 as the weights
 
-  // Workspace, zeros at first. What dk is rounded from, [batch, keys, channels]: fp32, or int64 where the result is
-  // deterministic. Then also, for each key, the largest bound of what an entry adds to a channel, [batch, keys]; and
-  // for each channel whether +inf and whether -inf was to be added, NaN counting as both, [batch, keys,
-  // channels / 32, 2].
+  // Workspace, zeros at first. What dk is rounded from, [batch, keys, channels]: fp32, or int32 where the result is
+  // deterministic. Then also what fixed_point.cuh says; and for each channel whether +inf and whether -inf was to be
+  // added, NaN counting as both.
   uint8_t* sums;
-  float* bounds;
-  uint32_t* non_finite;
+  uint64_t* totals;      // [batch, keys]
+  uint32_t* non_finite;  // [batch, keys, channels / 32, 2]
+  float* query_bounds;   // [batch, queries]
+  float* channel_parts;  // [batch, channels]
+  float* largest;        // [batch]
 
   // Strides, in elements.
   int64_t q_batch, q_query, q_head;
@@ -46,7 +48,7 @@ struct Parameters {
   int32_t causal;        // 0 or 1
   int32_t relu;          // 0 or 1
   int32_t dk_type;       // 0 bf16, 1 fp16, 2 fp32
-  int32_t adds_log2;     // at most 2^adds_log2 entries name a key
+  int32_t adds_log2;     // at most 2^adds_log2 entries name a key; at most 29
 };
 
 }  // namespace cupymla::indexer_bwd

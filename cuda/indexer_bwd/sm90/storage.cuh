@@ -11,6 +11,8 @@
 //                      |                                | is done with tile i - 1: its stage and `active` are free
 // all, behind products | own fence, __syncthreads       | `active` of tile i is there, for wgmma too
 // a warp, at dk        | __syncwarp, before and after   | its rows of `dk` have left, then are there anew
+// lanes with a row     | cp.async.bulk.wait_group.read, | with integers: their rows of `dk` have been read; a warp's
+//                      | before the first of those      | own fences before the second show them to the copies
 // all, past tiles      | __syncthreads, three           | `dweights` are there, and nobody reads rows of `dk`; dq is
 //                      |                                | there in their place; it has left, and weights were read
 //
@@ -37,6 +39,15 @@ constexpr int kScores = kHeads / 2;    // of a thread, see `multiply_keys`
 constexpr uint32_t kKeyColumnBytes = kTileKeys * kSwizzleRowBytes;
 constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 
+// Where sums are integers.
+struct Units {
+  uint64_t totals[kStages][kTileKeys];  // of entries' keys
+  float channel_factors[kD];            // how many times more units a 1 is
+  int32_t total_unit;                   // log2 of that of totals
+  float query_bound;
+};
+struct NoUnits {};
+
 static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
 
 // Addresses of `keys`, `q` and `active` are multiples of 1024: wgmma reads them.
@@ -53,6 +64,7 @@ struct alignas(1024) Storage {
   uint32_t weight_pairs[kHeads / 2];    // the same as operands
   float dweights[kThreads / 32][kHeads];
   float per_warp[kThreads / 32];
+  conditional_t<kDeterministic, Units, NoUnits> units;
   float gradient_scale, weights_unit;  // of gradients as operands; and what 1 is of weights as operands
 };
 

@@ -26,6 +26,9 @@ _AXES = {
 _EVERY_AXIS = ("weights", "topk_length", "dweights")
 """Arrays whose axes all have a field; others end with a contiguous one that has none."""
 
+_BOUNDS = ("totals", "non_finite", "query_bounds", "channel_parts", "largest")
+"""Parts of the workspace where sums are integers."""
+
 _DK_TYPES = ("bfloat16", "float16", "float32")
 
 
@@ -33,7 +36,7 @@ class Parameters(ctypes.Structure):
     """Mirrors `Parameters` in cuda/indexer_bwd/sm90/params.cuh; its size is compared with the kernels' own."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*_AXES, "sums", "bounds", "non_finite")),
+        *((name, ctypes.c_void_p) for name in (*_AXES, "sums", *_BOUNDS)),
         *((f"{name}_{axis}", ctypes.c_int64) for name, axes in _AXES.items() for axis in axes),
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "zeroed_chunks")),
         *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "heads", "topk")),
@@ -90,7 +93,7 @@ class Binding(Launches):
             setattr(record, name, None if seen is None else seen.ptr)
         record.dq, record.dk, record.dweights = results
         record.sums = workspace + layout.sums
-        for name in ("bounds", "non_finite"):
+        for name in _BOUNDS:
             start: int | None = getattr(layout, name)
             setattr(record, name, None if start is None else workspace + start)
 

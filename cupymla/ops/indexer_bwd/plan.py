@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
+from ...errors import UnsupportedError
 from ..indexer_validation import CHANNELS
 from ..mla import DTYPES
 from ..units import Unit
@@ -18,10 +20,11 @@ TARGETS = ("sm_90a",)
 UNITS = {
     "zero": Unit(OPERATOR, f"{OPERATOR}_zero"),
     "bound": Unit(OPERATOR, f"{OPERATOR}_bound", ("FP16", "D")),
+    "total": Unit(OPERATOR, f"{OPERATOR}_total", ("FP16", "D")),
     "gradients": Unit(OPERATOR, OPERATOR, ("FP16", "D", "HEADS", "DETERMINISTIC")),
     "round": Unit(OPERATOR, f"{OPERATOR}_round", ("D", "DETERMINISTIC")),
 }
-"""Translation units by stage, in the order of a call's launches. `bound` is for deterministic sums alone."""
+"""Translation units by stage, in the order of a call's launches. `bound` and `total` are for deterministic sums."""
 
 STAGES = tuple(UNITS)
 
@@ -37,20 +40,30 @@ _MOST_ROW_CTAS = 1056
 """Of the stages that go through rows: eight for each multiprocessor of a Hopper GPU."""
 
 
+_MOST_ADDS_LOG2 = 29
+"""Integer sums have room for the rounding of as many terms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """Where parts of the workspace begin, in bytes; None for those that there are not.
 
     Attributes:
         sums: of dk.
-        bounds: of what an entry adds to a key.
+        totals: of the bounds of each key's entries.
         non_finite: bits of what was added that is not finite.
+        query_bounds: of what an entry adds, by query.
+        channel_parts: of these bounds, by channel.
+        largest: bounds of each batch entry.
         bytes: of it all, a multiple of 16.
     """
 
     sums: int
-    bounds: int | None
+    totals: int | None
     non_finite: int | None
+    query_bounds: int | None
+    channel_parts: int | None
+    largest: int | None
     bytes: int
 
 
@@ -59,20 +72,16 @@ def workspace(problem: Problem) -> Workspace:
     keys = problem.batch * problem.keys
     elements = keys * problem.channels
     if not problem.options.deterministic:
-        return Workspace(0, None, None, elements * 4)
-    bounds = elements * 8
-    non_finite = bounds + _whole(keys * 4)
-    return Workspace(0, bounds, non_finite, non_finite + _whole(elements // 32 * 2 * 4))
+        return Workspace(0, None, None, None, None, None, elements * 4)
+    parts = (elements * 4, keys * 8, elements // 32 * 2 * 4, problem.batch * problem.queries * 4)
+    sizes = (*parts, problem.batch * problem.channels * 4, problem.batch * 4)
+    starts = accumulate((-(-size // _CHUNK_BYTES) * _CHUNK_BYTES for size in sizes), initial=0)
+    return Workspace(*starts)
 
 
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that a call needs, on every GPU."""
     return workspace(problem).bytes
-
-
-def _whole(size: int) -> int:
-    """Bytes up to a chunk's end."""
-    return -(-size // _CHUNK_BYTES) * _CHUNK_BYTES
 
 
 def adds_log2(problem: Problem) -> int:
@@ -94,11 +103,16 @@ class Launch:
 
 
 def launches(problem: Problem, arch: Arch) -> tuple[Launch, ...]:
-    """What a call launches, in order. Raises UnsupportedError when the architecture has no kernel."""
+    """What a call launches, in order. Raises UnsupportedError when the architecture has no kernel for it."""
     rows = problem.batch * problem.queries
+    exact = problem.options.deterministic and bool(problem.keys and problem.topk)
+    if exact and adds_log2(problem) > _MOST_ADDS_LOG2:
+        entries = f"{problem.queries} queries of {problem.topk} entries, 'deterministic'"
+        raise UnsupportedError(f"{OPERATOR} on {entries}", arch.name, "up to 2**29 entries together")
     ctas = {
         "zero": _row_ctas(workspace(problem).bytes // _CHUNK_BYTES),
-        "bound": rows if problem.options.deterministic and problem.keys and problem.topk else 0,
+        "bound": rows if exact else 0,
+        "total": rows if exact else 0,
         "gradients": rows,
         "round": _row_ctas(problem.batch * problem.keys * problem.channels // 4),
     }
