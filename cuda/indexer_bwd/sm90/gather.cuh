@@ -1,4 +1,5 @@
-// Copies of a query's heads and of the keys that it names.
+// Copies of a query's heads and of the keys that it names. They are complete when their group is; or, with integers,
+// when their stage's mbarrier says so, as ptxas waits for groups of cp.async and of bulk copies by one scoreboard.
 #pragma once
 
 #include "../../common/async_copy.cuh"
@@ -52,7 +53,8 @@ struct KeyGather {
     gradient = id >= 0 ? query.gradients[entry] : 0.0f;
   }
 
-  // Issues the copies of the tile that was looked at, as one group, which is empty behind the last tile.
+  // Issues the copies of the tile that was looked at, as one group, which is empty behind the last tile. With integers
+  // there is no group, and nothing behind the last tile.
   __device__ __forceinline__ void issue(int32_t tile) {
     if (tile < query.tiles) {
       const int stage = tile % kStages;
@@ -76,8 +78,9 @@ struct KeyGather {
         copy_async_16_or_zero((place ^ first % 8 * 16u) + first * kSwizzleRowBytes,
                               rows + max(key, 0) * key_stride + part * 8, key >= 0, l2_policy);
       }
+      if constexpr (kDeterministic) storage.units.full[stage].arrive_after_copies();
     }
-    stream_copy_commit();
+    if constexpr (!kDeterministic) stream_copy_commit();
   }
 
   // Begins the first tiles; what was copied before belongs to the first group.
@@ -90,13 +93,26 @@ struct KeyGather {
     }
   }
 
-  // Waits for a tile, in all threads, and begins the one that takes the stage of the tile before it.
-  __device__ __forceinline__ void next(int32_t tile) {
-    stream_copy_wait<kStages - 2>();
+  // Waits for a tile, in all threads, and begins the one that takes the stage of the tile before it. `phases`: a bit
+  // for each stage, the parity of its mbarrier that is waited for next.
+  __device__ __forceinline__ void next(int32_t tile, uint32_t& phases) {
+    if constexpr (kDeterministic) {
+      const int stage = tile % kStages;
+      storage.units.full[stage].wait(phases >> stage & 1u);
+      phases ^= 1u << stage;
+    } else {
+      stream_copy_wait<kStages - 2>();
+    }
     fence_async_shared();
     __syncthreads();
     issue(tile + kStages - 1);
     look(tile + kStages);
+  }
+
+  // Waits for the copies of this thread.
+  __device__ __forceinline__ void end() {
+    if constexpr (kDeterministic) stream_copy_commit();
+    stream_copy_wait<0>();
   }
 };
 

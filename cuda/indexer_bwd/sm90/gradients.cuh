@@ -35,7 +35,8 @@ struct Gradients {
   const Parameters& params;
   const Query& query;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  bool occupied = false;      // whether a key of this thread's was valid
+  bool occupied = false;  // whether a key of this thread's was valid
+  uint32_t phases = 0;    // of stages, see `KeyGather::next`
 
   float dq[kColumnTiles][kScores];
   float dweights[kHeadGroups][2];
@@ -73,10 +74,10 @@ struct Gradients {
 
 #pragma unroll 1
     for (int32_t tile = 0; tile < query.tiles; ++tile) {
-      gather.next(tile);
+      gather.next(tile, phases);
       take_tile(tile % kStages);
     }
-    stream_copy_wait<0>();
+    gather.end();
     if constexpr (kDeterministic) tma_store_wait_read<0>();
     store_dweights(first_head);
     store_dq(first_head);
@@ -239,7 +240,6 @@ struct Gradients {
     return (kScaled ? sum * storage.weights_unit : sum) * gradient;
   }
 
-  // Which the weights' barrier shows to all.
   __device__ __forceinline__ void prepare_units() {
     const int channel = static_cast<int>(threadIdx.x);
     if (channel < kD) {
@@ -249,7 +249,10 @@ struct Gradients {
     if (channel == 0) {
       storage.units.total_unit = total_unit_log2(params.largest[query.batch], params.adds_log2);
       storage.units.query_bound = params.query_bounds[static_cast<int64_t>(query.batch) * params.queries + query.query];
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) storage.units.full[stage].init(kThreads);
     }
+    __syncthreads();  // mbarriers are there
   }
 
   // What makes units of a row's sums.

@@ -1,12 +1,13 @@
 // Sizes that a variant fixes, shared memory, and who waits for whom. A CTA of the gradients is one warpgroup and takes
 // one query, for a block of heads at a time.
 //
-// There is no barrier but __syncthreads, which all threads reach equally often: the numbers of tiles and of head blocks
-// are the same in all.
+// All threads reach __syncthreads equally often: the numbers of tiles and of head blocks are the same in all. There is no
+// other barrier, but with integers an mbarrier a stage.
 //
 // who waits            | how                            | what it says
 // ---------------------+--------------------------------+--------------------------------------------------------
 // a thread             | cp.async.wait_group, own fence | its copies into tile i's stage are there, for wgmma too
+// with integers        | `full` instead of the group    | everybody's are
 // all, at tile i       | __syncthreads                  | everybody's copies and ids of tile i are there; everybody
 //                      |                                | is done with tile i - 1: its stage and `active` are free
 // all, behind products | own fence, __syncthreads       | `active` of tile i is there, for wgmma too
@@ -39,14 +40,14 @@ constexpr int kScores = kHeads / 2;    // of a thread, see `multiply_keys`
 constexpr uint32_t kKeyColumnBytes = kTileKeys * kSwizzleRowBytes;
 constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 
-// Where sums are integers.
+// Used where sums are integers.
 struct Units {
   uint64_t totals[kStages][kTileKeys];  // of entries' keys
   float channel_factors[kD];            // how many times more units a 1 is
   int32_t total_unit;                   // log2 of that of totals
   float query_bound;
+  Mbarrier full[kStages];  // copies of all threads have landed
 };
-struct NoUnits {};
 
 static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
 
@@ -64,7 +65,7 @@ struct alignas(1024) Storage {
   uint32_t weight_pairs[kHeads / 2];    // the same as operands
   float dweights[kThreads / 32][kHeads];
   float per_warp[kThreads / 32];
-  conditional_t<kDeterministic, Units, NoUnits> units;
+  Units units;
   float gradient_scale, weights_unit;  // of gradients as operands; and what 1 is of weights as operands
 };
 
