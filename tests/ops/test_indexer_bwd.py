@@ -4,7 +4,8 @@ emulator."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
+from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
@@ -191,10 +192,13 @@ def test_plans() -> None:
         assert dict(chosen[1].source.defines)["CUPYMLA_HEADS"] == block and chosen[1].ctas == 4
     exact = replace(PROBLEM, options=replace(PROBLEM.options, deterministic=True))
     chosen = plan.launches(exact, hopper)
-    stages = ("zero", "bound", "gradients", "round")
+    stages = ("zero", "bound", "total", "gradients", "round")
     assert [launch.source for launch in chosen] == [
         plan.variant(hopper, stage=stage, deterministic=True) for stage in stages
     ]
+    assert plan.launches(replace(exact, queries=2**18, topk=2**11), hopper)
+    with pytest.raises(UnsupportedError, match="262145 queries of 2048 entries, 'deterministic'"):
+        plan.launches(replace(exact, queries=2**18 + 1, topk=2**11), hopper)
     assert not plan.launches(replace(PROBLEM, queries=0, keys=0), hopper)
     assert set(plan.sources()) <= set(plan.variants())
     with pytest.raises(UnsupportedError, match="sm_100f"):
@@ -209,8 +213,8 @@ def test_the_workspace_holds_sums_and_bounds() -> None:
     assert plan.workspace(PROBLEM).bytes == 100 * 128 * 4
     exact = replace(PROBLEM, lead=(3,), keys=7, options=replace(PROBLEM.options, deterministic=True))
     layout = plan.workspace(exact)
-    assert (layout.bounds, layout.non_finite) == (21 * 128 * 8, 21 * 128 * 8 + 96)
-    assert layout.bytes == 21 * 128 * 8 + 96 + 21 * 4 * 2 * 4
+    sizes = (21 * 128 * 4, 176, 21 * 4 * 2 * 4, 48, 3 * 128 * 4, 16)
+    assert astuple(layout) == (0, *accumulate(sizes))
     assert [plan.adds_log2(replace(PROBLEM, queries=n, topk=1)) for n in (0, 1, 2, 3, 4, 5)] == [0, 0, 1, 2, 2, 3]
 
 
@@ -244,28 +248,71 @@ def test_all_waits_are_there(mode: Any) -> None:
         compare.require(machine.check("indexer_bwd", named("hostile_ids_det")))
 
 
+def integer_sums(arguments: dict[str, Any], relu: bool = True) -> tuple[Any, Any]:
+    """dk in float32 by kernels, and in float64, of problems of 16 heads and 128 channels in bf16."""
+    options: dict[str, Any] = {"deterministic": True, "dk_dtype": "float32", "relu": relu}
+    with emulated("sm_90a", 16) as machine:
+        dk = machine.call(cupymla.indexer_bwd, **machine.arguments(arguments, ()), **options)[1].get()
+    return dk, reference.indexer_bwd(**arguments, **options)[1]
+
+
 @pytest.mark.compile
 def test_integer_sums_of_factors_far_apart() -> None:
     """A gradient times weights that is below all numbers, but not with q: its unit follows the terms themselves."""
-    names = ("q", "k", "weights", "grad_logits")
-    q, k, weights, gradients = (
-        np.full(shape, value, dtype)
-        for shape, value, dtype in (
-            ((1, 16, 128), 1e25, ml_dtypes.bfloat16),
-            ((64, 128), 1e-25, ml_dtypes.bfloat16),
-            ((1, 16), 1e-22, np.float32),
-            ((1, 128), 1e-25, np.float32),
-        )
-    )
-    arguments: dict[str, Any] = dict(zip(names, (q, k, weights, gradients), strict=True))
-    arguments["indices"] = np.zeros((1, 128), np.int32)
-    options: dict[str, Any] = {"deterministic": True, "dk_dtype": "float32"}
-    with emulated("sm_90a", 16) as machine:
-        dk = machine.call(cupymla.indexer_bwd, **machine.arguments(arguments, ()), **options)[1].get()
-    in_float64: Any = cupymla.indexer_bwd
-    expected = in_float64(**arguments, **options)[1]
-    assert expected[0].min() > 1e-19
-    np.testing.assert_allclose(dk, expected, rtol=2**-8)  # a factor of each term is rounded to bf16
+    arguments = {
+        "q": np.full((1, 16, 128), 1e25, ml_dtypes.bfloat16),
+        "k": np.full((64, 128), 1e-25, ml_dtypes.bfloat16),
+        "weights": np.full((1, 16), 1e-22, np.float32),
+        "grad_logits": np.full((1, 128), 1e-25, np.float32),
+        "indices": np.zeros((1, 128), np.int32),
+    }
+    dk, exact = integer_sums(arguments)
+    assert exact[0].min() > 1e-19
+    np.testing.assert_allclose(dk, exact, rtol=2**-8)  # a factor of each term is rounded to bf16
+
+
+def ones(counts: Any, heads: int = 16) -> dict[str, Any]:
+    """One query that names key i counts[i] times, with a gradient of 1 and a product of 1 for each of `heads`."""
+    weights = np.zeros((1, 16), np.float32)
+    weights[:, :heads] = 1
+    return {
+        "q": np.ones((1, 16, 128), ml_dtypes.bfloat16),
+        "k": np.full((len(counts), 128), 1 / 128, ml_dtypes.bfloat16),
+        "weights": weights,
+        "grad_logits": np.ones((1, sum(counts)), np.float32),
+        "indices": np.repeat(np.arange(len(counts), dtype=np.int32), counts)[None],
+    }
+
+
+@pytest.mark.compile
+def test_integer_sums_that_reach_their_bounds() -> None:
+    """Some of these counts are just below a power of two, with what is kept for rounding: none is too large to hold."""
+    counts = (1, 2, 3, 7, 15, 31, 60, 61, 62, 63, 64, 124, 125, 126, 127, 128)
+    dk, _ = integer_sums(ones(counts, 1))
+    np.testing.assert_array_equal(dk, np.repeat(np.float32(counts)[:, None], 128, 1))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("small", [2.0**-20, 2.0**-50])
+def test_integer_sums_of_small_channels_and_keys(small: float) -> None:
+    """A channel that is small in every query has units of its own; so has a key whose entries are all small."""
+    arguments = ones((3, 5))
+    arguments["q"][..., 1] = small
+    arguments["grad_logits"][:, :3] = small
+    dk, exact = integer_sums(arguments)
+    np.testing.assert_allclose(dk, exact, rtol=1e-6)
+
+
+@pytest.mark.compile
+def test_integer_sums_near_the_end_of_floats() -> None:
+    """Where bounds are above 2^126, terms are looked at one by one."""
+    arguments = ones((2, 3))
+    arguments["q"][:, 0::2, ::2] = 2.0**120
+    arguments["q"][:, 1::2, ::2] = -(2.0**120)
+    arguments["weights"][:, :7] = 8
+    dk, exact = integer_sums(arguments, relu=False)
+    assert exact.max() == 21 * 2.0**120
+    np.testing.assert_allclose(dk, exact, rtol=1e-6)
 
 
 @pytest.mark.compile

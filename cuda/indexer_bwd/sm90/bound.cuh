@@ -1,4 +1,4 @@
-// Stages `bound` and `total`: what entries add to rows of dk at most; see fixed_point.cuh.
+// Stage `bound`: what a query's entries add to rows of dk at most; see fixed_point.cuh.
 #pragma once
 
 #include "../../common/integer_reduction.cuh"
@@ -11,7 +11,7 @@ namespace cupymla::indexer_bwd {
 constexpr int kHeadLanes = kThreads / kRowChunks;  // heads that the CTA looks at together
 
 struct BoundStorage {
-  float weights[128];
+  float weights[kThreads];  // at most as many heads
   float sums[kHeadLanes][kD];
   float per_warp[kThreads / 32];
 };
@@ -22,17 +22,18 @@ __device__ __forceinline__ void bound(const Parameters& params) {
   __shared__ BoundStorage shared;
   const Query query(params);
   float steepest = -1.0f;
+#pragma unroll 4
   for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
-    const float gradient = query.key_of(entry) >= 0 ? fabsf(query.gradients[entry]) : -1.0f;
-    if (is_finite(gradient)) steepest = fmaxf(steepest, gradient);
+    const float gradient = fabsf(query.gradients[entry]);
+    if (query.key_of(entry) >= 0 && is_finite(gradient)) steepest = fmaxf(steepest, gradient);
   }
   bool finite = true;
   float weight = 0.0f;
-  for (int head = threadIdx.x; head < params.heads; head += kThreads) {
-    weight = fabsf(weight_of(params, query, head));
-    finite &= is_finite(weight);
-    if (!is_finite(weight)) weight = 0.0f;
-    shared.weights[head] = weight;
+  if (threadIdx.x < params.heads) {
+    weight = fabsf(weight_of(params, query, threadIdx.x));
+    finite = is_finite(weight);
+    if (!finite) weight = 0.0f;
+    shared.weights[threadIdx.x] = weight;
   }
   // fp16 operands are rounded to 2^-38 of the largest.
   const float rounding = CUPYMLA_FP16 != 0 ? over_block(shared, weight, Larger{}) * 0x1p-37f : 0.0f;
@@ -75,22 +76,6 @@ __device__ __forceinline__ void bound(const Parameters& params) {
   }
   if (channel < kD) {
     reduce_max_positive(params.channel_parts + static_cast<int64_t>(query.batch) * kD + channel, sum / largest);
-  }
-}
-
-// One CTA to a query: adds the bounds of its entries to the totals of their keys.
-__device__ __forceinline__ void total(const Parameters& params) {
-  const Query query(params);
-  const float query_bound = params.query_bounds[static_cast<int64_t>(query.batch) * params.queries + query.query];
-  const double to_units = wide_power_of_two(-total_unit_log2(params.largest[query.batch], params.adds_log2));
-  uint64_t* totals = params.totals + static_cast<int64_t>(query.batch) * params.keys;
-#pragma unroll 4
-  for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
-    const int32_t key = query.key_of(entry);
-    if (key < 0) continue;
-    const float gradient = query.gradients[entry];
-    if (!is_finite(gradient)) continue;
-    reduce_add_uint64(totals + key, __double2ull_ru(entry_bound(gradient, query_bound) * to_units));
   }
 }
 

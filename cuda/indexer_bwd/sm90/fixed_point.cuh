@@ -51,7 +51,7 @@ __device__ __forceinline__ int units_log2(uint64_t total, int total_unit, int ad
   return 30 - (63 - __clzll(static_cast<long long>(most)) + total_unit);
 }
 
-// log2 of how many times more units a 1 is in this channel; a part is at most 1.
-__device__ __forceinline__ int channel_log2(float part) { return max(0, min(64, -1 - exponent_of(part))); }
+// log2 of how many times more units a 1 is in this channel; a part is at most 1. 126 for parts below normal floats.
+__device__ __forceinline__ int channel_log2(float part) { return max(0, -1 - exponent_of(part)); }
 
 }  // namespace cupymla::indexer_bwd

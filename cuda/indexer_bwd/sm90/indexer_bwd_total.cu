@@ -1,12 +1,10 @@
 // Gradients of the lightning indexer: stage `total`, ahead of sums of integers, for Hopper.
 #include "../../common/entry.cuh"
-#include "bound.cuh"
+#include "total.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
 #endif
-
-// CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_D: channels, 64 or 128.
 
 extern "C" __global__ void __launch_bounds__(cupymla::indexer_bwd::kThreads, 2)
     indexer_bwd_total(const __grid_constant__ cupymla::indexer_bwd::Parameters params) {

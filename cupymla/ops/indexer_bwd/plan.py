@@ -20,7 +20,7 @@ TARGETS = ("sm_90a",)
 UNITS = {
     "zero": Unit(OPERATOR, f"{OPERATOR}_zero"),
     "bound": Unit(OPERATOR, f"{OPERATOR}_bound", ("FP16", "D")),
-    "total": Unit(OPERATOR, f"{OPERATOR}_total", ("FP16", "D")),
+    "total": Unit(OPERATOR, f"{OPERATOR}_total"),
     "gradients": Unit(OPERATOR, OPERATOR, ("FP16", "D", "HEADS", "DETERMINISTIC")),
     "round": Unit(OPERATOR, f"{OPERATOR}_round", ("D", "DETERMINISTIC")),
 }
