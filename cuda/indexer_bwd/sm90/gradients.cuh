@@ -193,15 +193,17 @@ struct Gradients {
   // Of this batch entry, among rows of sums.
   __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(query.batch) * params.keys; }
 
-  // Puts the channels of this thread's row into a row of `dk`, as `made` makes them.
-  template <typename Number, typename Made>
+  // Puts the channels of this thread's row into a row of `dk`, pairs of them as `made` makes them.
+  template <typename Pair, typename Made>
   __device__ __forceinline__ void put_row(const float (&dk)[kD / 2], int half, const Made& made) {
 #pragma unroll
     for (int group = 0; group < kD / 8; ++group) {
-      const int channel = group * 8 + lane % 4 * 2;
-      Number* place = reinterpret_cast<Number*>(&storage.dk[warp][half * 8 + lane / 4][channel]);
-      *place = made(dk[group * 4 + half * 2], dk[group * 4 + half * 2 + 1], channel);
+      *reinterpret_cast<Pair*>(&storage.dk[warp][half * 8 + lane / 4][group * 8 + lane % 4 * 2]) =
+          made(dk[group * 4 + half * 2], dk[group * 4 + half * 2 + 1], group);
     }
+  }
+  static __device__ __forceinline__ float2 as_floats(float first, float second, int) {
+    return make_float2(first, second);
   }
 
   // Adds a warp's rows to those of its keys.
@@ -209,13 +211,7 @@ struct Gradients {
     auto& rows = storage.dk[warp];
     __syncwarp();  // the last tile's rows have been read
 #pragma unroll
-    for (int group = 0; group < kD / 8; ++group) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float2*>(&rows[half * 8 + lane / 4][group * 8 + lane % 4 * 2]) =
-            make_float2(dk[group * 4 + half * 2], dk[group * 4 + half * 2 + 1]);
-      }
-    }
+    for (int half = 0; half < 2; ++half) put_row<float2>(dk, half, as_floats);
     __syncwarp();
     const int32_t* ids = storage.ids[stage] + warp * 16;
     const float* gradients = storage.gradients[stage] + warp * 16;
@@ -278,22 +274,26 @@ struct Gradients {
     auto& rows = storage.dk[warp];
     tma_store_wait_read<0>();
     __syncwarp();  // the last tile's rows have been read
-    bool checked = false;
+    // Read ahead of writes: ptxas would not exchange them.
+    const RowUnits units[2] = {row_units(stage, lane / 4), row_units(stage, 8 + lane / 4)};
+    float2 factors[kD / 8];
+#pragma unroll
+    for (int group = 0; group < kD / 8; ++group) {
+      factors[group] = *reinterpret_cast<const float2*>(storage.units.channel_factors + group * 8 + lane % 4 * 2);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const RowUnits row = row_units(stage, half * 8 + lane / 4);
-      checked |= row.checked;
+      const RowUnits& row = units[half];
       if (row.checked) {
-        put_row<float2>(dk, half, [](float first, float second, int) { return make_float2(first, second); });
+        put_row<float2>(dk, half, as_floats);
       } else {
-        put_row<int2>(dk, half, [&](float first, float second, int channel) {
-          const float2 factors = *reinterpret_cast<const float2*>(&storage.units.channel_factors[channel]);
-          return make_int2(__float2int_rn(first * row.factor * factors.x),
-                           __float2int_rn(second * row.factor * factors.y));
+        put_row<int2>(dk, half, [&](float first, float second, int group) {
+          return make_int2(__float2int_rn(first * row.factor * factors[group].x),
+                           __float2int_rn(second * row.factor * factors[group].y));
         });
       }
     }
-    if (__any_sync(0xffffffffu, static_cast<int>(checked))) check_rows(stage);
+    if (__any_sync(0xffffffffu, static_cast<int>(units[0].checked || units[1].checked))) check_rows(stage);
     fence_async_shared();
     __syncwarp();
     if (lane < 16) {
