@@ -2116,7 +2116,8 @@ class _IndexerBwd:
             q_start: position of query 0, for causal.
             k_stride: positions per key, for causal, >= 1.
             relu: products below zero count as zero; without it [z > 0] is 1.
-            deterministic: give the same bits on every run. A call on a GPU then sums dk in 64-bit integers.
+            deterministic: give the same bits on every run. A call on a GPU then sums dk in 32-bit integers, whose unit is
+                2^-30 of what all entries may add to the key, in a channel. Up to 2^29 entries in a batch entry.
             dk_dtype: dtype of dk: None for k's, or "float32".
             dq: array to write, [T, H, D] of q's dtype, with strides as q's may have.
             dk: array to write, [L, D], with strides as k's may have. It is overwritten, not added to.
@@ -2130,7 +2131,7 @@ class _IndexerBwd:
                 of q's framework by default. It means nothing on the CPU.
 
         Returns:
-            (dq, dk, dweights) in q's framework. All sums are float32 or wider.
+            (dq, dk, dweights) in q's framework. Sums are float32, or those integers.
 
         Raises:
             InputError: an argument cannot be used as it is; nothing was computed or written.

@@ -46,8 +46,8 @@ __device__ __forceinline__ int total_unit_log2(float largest, int adds_log2) {
 
 // log2 of how many units a 1 is, in channels of part 1. Of a total, 2^-6 is for the rounding of operands and bounds;
 // and 2^(adds_log2 - 29), at most 1, for up to two terms of an entry that are rounded to units.
-__device__ __forceinline__ int units_log2(uint64_t total, int total_unit, int adds_log2) {
-  const uint64_t most = total + (total >> 6) + (total >> (29 - adds_log2)) + 1;
+__device__ __forceinline__ int units_log2(int64_t total, int total_unit, int adds_log2) {
+  const uint64_t sum = static_cast<uint64_t>(total), most = sum + (sum >> 6) + (sum >> (29 - adds_log2)) + 1;
   return 30 - (63 - __clzll(static_cast<long long>(most)) + total_unit);
 }
 

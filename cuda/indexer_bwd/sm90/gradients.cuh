@@ -10,6 +10,7 @@
 // what is below 2^-38 of it vanishes. storage.cuh has who waits for whom.
 #pragma once
 
+#include "../../common/bulk_reduction.cuh"
 #include "../../common/integer_reduction.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/memory.cuh"

@@ -22,7 +22,7 @@ struct Parameters {
   // deterministic. Then also what fixed_point.cuh says; and for each channel whether +inf and whether -inf was to be
   // added, NaN counting as both.
   uint8_t* sums;
-  uint64_t* totals;      // [batch, keys]
+  int64_t* totals;       // [batch, keys]
   uint32_t* non_finite;  // [batch, keys, channels / 32, 2]
   float* query_bounds;   // [batch, queries]
   float* channel_parts;  // [batch, channels]

@@ -42,7 +42,7 @@ constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 
 // Used where sums are integers.
 struct Units {
-  uint64_t totals[kStages][kTileKeys];  // of entries' keys
+  int64_t totals[kStages][kTileKeys];  // of entries' keys
   float channel_factors[kD];            // how many times more units a 1 is
   int32_t total_unit;                   // log2 of that of totals
   float query_bound;

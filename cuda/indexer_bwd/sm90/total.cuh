@@ -12,13 +12,13 @@ __device__ __forceinline__ void total(const Parameters& params) {
   const Query query(params);
   const float query_bound = params.query_bounds[static_cast<int64_t>(query.batch) * params.queries + query.query];
   const double to_units = wide_power_of_two(-total_unit_log2(params.largest[query.batch], params.adds_log2));
-  uint64_t* totals = params.totals + static_cast<int64_t>(query.batch) * params.keys;
+  int64_t* totals = params.totals + static_cast<int64_t>(query.batch) * params.keys;
 #pragma unroll 4
   for (int32_t entry = threadIdx.x; entry < query.entries; entry += kThreads) {
     const int32_t key = query.key_of(entry);
     const float gradient = query.gradients[entry];
     if (key >= 0 && is_finite(gradient)) {
-      reduce_add_uint64(totals + key, __double2ull_ru(entry_bound(gradient, query_bound) * to_units));
+      reduce_add_int64(totals + key, __double2ll_ru(entry_bound(gradient, query_bound) * to_units));
     }
   }
 }
