@@ -289,7 +289,7 @@ def test_integer_sums_that_reach_their_bounds() -> None:
     """Some of these counts are just below a power of two, with what is kept for rounding: none is too large to hold."""
     counts = (1, 2, 3, 7, 15, 31, 60, 61, 62, 63, 64, 124, 125, 126, 127, 128)
     dk, _ = integer_sums(ones(counts, 1))
-    np.testing.assert_array_equal(dk, np.repeat(np.float32(counts)[:, None], 128, 1))
+    np.testing.assert_array_equal(dk, np.repeat(np.array(counts, np.float32)[:, None], 128, 1))
 
 
 @pytest.mark.compile

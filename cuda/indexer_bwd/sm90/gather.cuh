@@ -1,5 +1,5 @@
-// Copies of a query's heads and of the keys that it names. They are complete when their group is; or, with integers,
-// when their stage's mbarrier says so, as ptxas waits for groups of cp.async and of bulk copies by one scoreboard.
+// Copies of a query's heads and of the keys that it names. A thread waits for a group of its own; with integers for an
+// mbarrier, as ptxas has one scoreboard for groups of cp.async and of bulk copies.
 #pragma once
 
 #include "../../common/async_copy.cuh"

@@ -254,9 +254,9 @@ struct Gradients {
 
   // What makes units of a row's sums.
   struct RowUnits {
-    double units;   // of a 1, in channels of part 1
-    float factor;   // sums times it and a channel's factor are units
-    bool checked;   // instead, channels are looked at one by one: there may be infinities and NaN, or no such factor
+    double units;  // that a 1 is where a part is 1
+    float factor;  // sums times it and a channel's factor are units
+    bool checked;  // instead, channels are looked at one by one: infinities, NaN or factors that are no normal floats
   };
 
   __device__ __forceinline__ RowUnits row_units(int stage, int row) const {
@@ -264,9 +264,9 @@ struct Gradients {
     const float gradient = storage.gradients[stage][key], query_bound = storage.units.query_bound;
     const int log2 = units_log2(storage.units.totals[stage][key], storage.units.total_unit, params.adds_log2);
     const double units = wide_power_of_two(log2);
-    const double factor = static_cast<double>(kScaled ? gradient * storage.weights_unit : gradient) * units;
-    const bool plain = query_bound >= 0.0f && fabsf(gradient) * query_bound < kSafe &&
-                       (fabs(factor) < 0x1p100 && fabs(factor) > 0x1p-100 || gradient == 0.0f);
+    const double factor = gradient * units * (kScaled ? storage.weights_unit : 1.0f);
+    const bool finite = query_bound >= 0.0f && fabsf(gradient) * query_bound < kSafe;
+    const bool plain = finite && (gradient == 0.0f || (fabs(factor) > 0x1p-100 && fabs(factor) < 0x1p100));
     return {units, static_cast<float>(factor), storage.ids[stage][key] >= 0 && !plain};
   }
 
@@ -275,7 +275,7 @@ struct Gradients {
     auto& rows = storage.dk[warp];
     tma_store_wait_read<0>();
     __syncwarp();  // the last tile's rows have been read
-    // Read ahead of writes: ptxas would not exchange them.
+    // Read ahead of writes, as ptxas does not exchange reads and writes of shared memory.
     const RowUnits units[2] = {row_units(stage, lane / 4), row_units(stage, 8 + lane / 4)};
     float2 factors[kD / 8];
 #pragma unroll

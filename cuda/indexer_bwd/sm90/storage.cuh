@@ -1,8 +1,8 @@
 // Sizes that a variant fixes, shared memory, and who waits for whom. A CTA of the gradients is one warpgroup and takes
 // one query, for a block of heads at a time.
 //
-// All threads reach __syncthreads equally often: the numbers of tiles and of head blocks are the same in all. There is no
-// other barrier, but with integers an mbarrier a stage.
+// All threads reach __syncthreads equally often: the numbers of tiles and of head blocks are the same in all. There is
+// no other barrier but, with integers, an mbarrier for each stage.
 //
 // who waits            | how                            | what it says
 // ---------------------+--------------------------------+--------------------------------------------------------
@@ -43,10 +43,10 @@ constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 // Used where sums are integers.
 struct Units {
   int64_t totals[kStages][kTileKeys];  // of entries' keys
-  float channel_factors[kD];            // how many times more units a 1 is
-  int32_t total_unit;                   // log2 of that of totals
-  float query_bound;
-  Mbarrier full[kStages];  // copies of all threads have landed
+  float channel_factors[kD];           // how many times more units a 1 is than where a part is 1
+  int32_t total_unit;                  // log2 of the unit of totals
+  float query_bound;                   // negative where entries may add what is not finite
+  Mbarrier full[kStages];              // copies of all threads have landed
 };
 
 static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
