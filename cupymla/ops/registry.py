@@ -196,7 +196,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "indexer_bwd",
         "lightning indexer: gradients of its training loss",
-        kernels=(KernelEntry("indexer_bwd", "sm_90a", units=_units("indexer_bwd", "zero", "bound", "round")),),
+        kernels=(KernelEntry("indexer_bwd", "sm_90a", units=_units("indexer_bwd", "zero", "bound", "total", "round")),),
     ),
     OperatorEntry(
         "indexer_loss_dense",
