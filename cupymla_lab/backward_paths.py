@@ -95,7 +95,7 @@ def problem_of(case: MlaCase) -> spec.Problem:
         arrays["topk_length"] = Facts(rows, "int32")
     if case.sink != "none":
         arrays["attn_sink"] = Facts((case.h_q,), "float32")
-    made: spec.Problem = Call.of(declared(OPERATOR), arrays, _options(case)).problem()
+    made: spec.Problem = Call.of(declared(OPERATOR), arrays, _options(case)).check()
     return made
 
 

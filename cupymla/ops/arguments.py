@@ -27,6 +27,7 @@ import numpy as np
 from .. import tensor
 from ..errors import InputError, shown
 from ..tensor import View
+from ..tensor.types import NUMPY_DTYPES
 
 ViewsT = TypeVar("ViewsT")
 OptionsT = TypeVar("OptionsT")
@@ -48,6 +49,18 @@ def whole(value: object) -> int | None:
 def truth(value: object) -> bool | None:
     """The bool that a value is, NumPy's included; None for all else."""
     return bool(value) if isinstance(value, bool | np.bool_) else None
+
+
+def dtype_label(value: object) -> str | None:
+    """The label of NumPy's, JAX's, CuPy's or torch's own object for a dtype; None for all else."""
+    label: str = shown(value, str).removeprefix("torch.")
+    if label not in NUMPY_DTYPES:
+        try:
+            label = np.dtype(value).name  # type: ignore[call-overload]
+        except Exception:
+            # NumPy asks the object for its dtype, which may fail in any way.
+            return None
+    return label
 
 
 class Check(Protocol):
@@ -168,17 +181,8 @@ class Dtype:
         """The label. Raises InputError."""
         if value is None and self.optional:
             return None
-        word = Choice(self.labels)
-        if isinstance(value, str):
-            return word(argument, value)
-        label: str = shown(value, str).removeprefix("torch.")
-        if label not in self.labels:
-            try:
-                label = np.dtype(value).name  # type: ignore[call-overload]
-            except Exception:
-                # NumPy asks the object for its dtype, which may fail in any way.
-                label = type(value).__name__
-        return word(argument, label)
+        label = value if isinstance(value, str) else dtype_label(value) or type(value).__name__
+        return Choice(self.labels)(argument, label)
 
 
 def option(default: Any, check: Check) -> Any:

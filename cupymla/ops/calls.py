@@ -7,35 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import driver, tensor
-from ..errors import InputError, UnsupportedError
+from ..errors import InputError, UnsupportedError, shown
 from ..tensor import Allocation, View, fast
-from .arguments import Flag, all_plain
-from .bound import BoundCall, Operation, bound, captured, kept, numbers_of, taken
-from .operator import CpuCall, Prepared
-from .workspace import require
+from .arguments import all_plain, truth
+from .bound import BoundCall, Operation, bound, captured, numbers_of
+from .operator import Prepared
 
 _ALIGNMENT = 16
 
 
 @dataclass(eq=False)
 class Calls(Operation):
-    """All calls of one operator, once or prepared."""
-
-    def __post_init__(self) -> None:
-        self._takes_numbers = bool(self.arguments.numbers)
-        self._returns_results = self.handed is None and not self.arguments.updates
+    """All calls of one operator, with arguments in the declared order. They raise what the operator raises."""
 
     # The fast path: arrays of one fast framework, on the current stream, no outputs given -----------------------------
 
     def __call__(
-        self,
-        inputs: tuple[Any, ...],
-        options: tuple[Any, ...],
-        outputs: tuple[Any, ...] = (),
-        check_indices: object = False,
-        stream: object = None,
+        self, inputs: Any, options: Any, outputs: Any = (), check_indices: object = False, stream: object = None
     ) -> Any:
-        """Run once: arguments in the declared order. Raises what the operator raises."""
+        """Run once."""
         framework = fast.frameworks.get(type(inputs[0]))
         if framework is not None and stream is None and check_indices is False:
             for output in outputs:
@@ -50,13 +40,10 @@ class Calls(Operation):
     def cached(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
         """A call that allocates its results in a fast framework; None where it has to be looked at more closely."""
         # Types are part of it: True equals 1 and 1.0, which no option takes for each other.
-        facts: list[Any] = [self, *options, *map(type, options)]
+        facts: list[Any] = [self, options, *map(type, options)]
         numbers: list[float] = []
         addresses = framework.look(inputs, facts, numbers)
-        if addresses is None or (numbers and not self._takes_numbers):
-            return None
-        index: int = addresses.pop()
-        if not driver.is_current(index):
+        if addresses is None or not driver.is_current(index := addresses.pop()):
             return None
         latest = bound.latest.get(self)
         try:
@@ -65,54 +52,49 @@ class Calls(Operation):
                 call: BoundCall | None = latest[1]
             else:
                 call = bound.calls.get(tuple(facts))
-                if call is not None:
-                    bound.latest[self] = facts, call
         except Exception:
             # Options of a caller's own kind may refuse to be hashed or compared in any way.
             return None
         if call is None or call.in_use:
-            call = self._fast(framework, tuple(facts), inputs, options, index)
+            call = self._bound_for(framework, tuple(facts), inputs, options, index)
             if call is None:
                 return None
+        if latest is None or latest[1] is not call:
             bound.latest[self] = facts, call
         if call.is_written and not call.lies_apart(addresses):
             call.in_use = False
             return None
         call.in_use = True
-        arrays, pointers = call.maker()  # type: ignore[misc]
+        arrays, pointers = call.maker()
         addresses += pointers
-        pointer = framework.stream(index)
-        keep = None
-        if call.workspace_bytes:
-            if call.workspace_maker is None:
-                place, keep = call.memory(lambda: tensor.view(inputs[0], "input"), None, pointer)
-                addresses.append(place)
-            else:
-                # By itself: its memory is given back when this returns, and handed out again in the stream's order.
-                keep, places = call.workspace_maker()
-                addresses += places
-        call.run(addresses, numbers, pointer)
-        tensor.release(index, pointer)
-        if keep is not None and not framework.graphs_keep_memory and driver.capturing(pointer):
-            captured.keep(keep)
-        if self._returns_results:
+        workspace = None
+        if call.workspace_maker is not None:
+            # By itself: its memory is given back when this returns, and handed out again in the stream's order.
+            workspace, pointers = call.workspace_maker()
+            addresses += pointers
+        stream = framework.stream(index)
+        call.run(addresses, numbers, stream, inputs[0])
+        tensor.release(index, stream)
+        if workspace is not None and not framework.graphs_keep_memory and driver.capturing(stream):
+            captured.keep(workspace)
+        if self.handed is None and not self.arguments.updates:  # most; a call of what comes next costs them 0.2 us
             return arrays[0] if len(arrays) == 1 else tuple(arrays)
         return self._returned(call, arrays, inputs)
 
-    def _fast(
-        self, framework: fast.Framework, key: Hashable, inputs: Sequence[Any], options: Sequence[Any], index: int
+    def _bound_for(
+        self, framework: fast.Framework, facts: Hashable, inputs: Sequence[Any], options: Sequence[Any], index: int
     ) -> BoundCall | None:
         """A call bound for a fast framework, kept; None for what only the slow path can judge."""
         seen = self._seen(inputs, ())
-        if seen is None or not all_plain(options):
+        key = None if seen is None else self._key(seen, options)
+        if seen is None or key is None:
             return None
         # One that the slow path made is as good, and the other way round.
-        shared = self._key(seen, options)
-        call = taken(shared) or kept(shared, BoundCall(self, self.checked(seen, options)))
-        call.maker = framework.maker(call.results, index)
+        call = bound.take(key, lambda: BoundCall(self, self.arguments.named(seen, options)))
+        call.maker = framework.maker([(shape, dtype) for _, shape, dtype in call.results], index)
         if call.workspace_bytes and self.memory is None:
             call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
-        return bound.keep(key, call)
+        return bound.keep(facts, call)
 
     # The slow path: any arrays, any stream ----------------------------------------------------------------------------
 
@@ -121,40 +103,16 @@ class Calls(Operation):
         if seen is None or seen[0].device.kind == "cpu":
             return self._on_cpu(inputs, options, outputs, check_indices, stream)()
         fast.remember(inputs[0])
+        call = bound.take(self._key(seen, options), lambda: BoundCall(self, self.arguments.named(seen, options)))
         given = [view for view in seen if isinstance(view, View)]
-        index = seen[0].device.index
-        key = self._key(seen, options)
-        call = taken(key)
-        # Before anything touches the GPU.
-        checked = None if call else self.checked(seen, options)
-        with driver.on_device(index):
-            if call is None:
-                assert checked is not None
-                call = kept(key, BoundCall(self, checked))
+        with driver.on_device(given[0].device.index):
             self._check(call, seen, options, check_indices, stream)
             pointer = tensor.launch_stream(given, stream)
-            arrays = _Arrays(call, seen, None if stream is None else pointer)
-            place, keep = self._workspace(call, seen, None if stream is None else pointer, pointer)
-            addresses = [*arrays.addresses, *place]
-            call.run(addresses, numbers_of(seen), pointer)
-            if isinstance(keep, Allocation) and driver.capturing(pointer):
-                captured.keep(keep)
+            own = None if stream is None else pointer
+            addresses, made = self._placed(call, seen, own)
+            call.run(addresses, numbers_of(seen), pointer, given[0], own)
         tensor.hold(given, pointer)
-        return self._returned(call, arrays.finish(), inputs)
-
-    def _check(self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object) -> None:
-        """What each call is checked for: arrays apart from each other, and index values where that is asked for."""
-        asked = self._asked(check_indices)
-        if asked or (call.is_written and not call.lies_apart([v.ptr for v in seen if isinstance(v, View)])):
-            views, problem = self.read(**self.arguments.named(seen, options))
-            if asked and self.look is not None:
-                self.look(views, problem, stream)
-
-    def _asked(self, check_indices: object) -> bool:
-        try:
-            return check_indices is not False and Flag()("check_indices", check_indices)
-        except InputError as refused:
-            raise InputError(refused.argument, refused.expected, refused.got, self.arguments.operator) from None
+        return self._returned(call, _finished(made), inputs)
 
     def _seen(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any] | None:
         """Views, numbers and Nones in the declared order; None where checks have to say what is wrong."""
@@ -165,37 +123,42 @@ class Calls(Operation):
 
     def _key(self, seen: Sequence[Any], options: Sequence[Any]) -> Hashable | None:
         """What tells a call from all that its checks could find different; None where there is no telling."""
-        if not all_plain(options):
-            return None
-        facts: list[Any] = [self, seen[0].framework, *options, *map(type, options)]
+        facts: list[Any] = [self, seen[0].framework, options, *map(type, options)]
         for view in seen:
             if isinstance(view, View):
-                if view.device.kind != "cuda":
-                    return None
-                facts.append((view.dtype, view.shape, view.strides, view.device.index, view.ptr % _ALIGNMENT))
-            elif view is None:
-                facts.append(None)
-            elif isinstance(view, str):
-                facts.append(view)
+                where = view.device.kind, view.device.index, view.ptr % _ALIGNMENT
+                facts.append((view.dtype, view.shape, view.strides, where))
             else:
-                number_class = fast.number_class(view)
-                if not number_class:
-                    return None
-                facts.append(number_class)
-        return tuple(facts)
+                facts.append(view if view is None or isinstance(view, str) else fast.number_class(view))
+        # A number of no class is for its checks to judge.
+        return tuple(facts) if all_plain(options) and "" not in facts else None
 
-    def _workspace(
-        self, call: BoundCall, seen: Sequence[Any], own: int | None, stream: int, prepared: bool = False
-    ) -> tuple[tuple[int, ...], object]:
-        """A workspace's address, if there is one, and what is to be kept of it: the caller's, or one of this call's."""
-        given = seen[-1] if self.arguments.has_workspace else None
-        if given is not None:
-            require(given, call.workspace_bytes, self.arguments.operator)
-            return (given.ptr,), None
-        if not call.workspace_bytes:
-            return (), None
-        place, keep = call.memory(lambda: seen[0], own, stream, prepared)
-        return (place,), keep
+    def _check(self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object) -> None:
+        """What each call is checked for: arrays apart from each other, and index values where that is asked for."""
+        asked = self._asked(check_indices)
+        if asked or (call.is_written and not call.lies_apart([v.ptr for v in seen if isinstance(v, View)])):
+            views, problem = self.read(**self.arguments.named(seen, options))
+            if asked and self.look is not None:
+                self.look(views, problem, stream)
+
+    def _asked(self, check_indices: object) -> bool:
+        asked = truth(check_indices)
+        if asked is None:
+            raise InputError("check_indices", "True or False", shown(check_indices), self.arguments.operator)
+        return asked
+
+    def _placed(
+        self, call: BoundCall, seen: Sequence[Any], own: int | None
+    ) -> tuple[list[int], list[View | Allocation]]:
+        """Addresses as `BoundCall.run` takes them, and the results: the caller's arrays, else fresh ones, which are
+        written on the stream `own`, or on the current one of the first input's framework."""
+        made = [
+            tensor.allocate(seen[0], shape, dtype, own) if at is None else seen[at] for at, shape, dtype in call.results
+        ]
+        addresses = [seen[place].ptr for place in call.places] + [array.ptr for array in made]
+        if self.arguments.has_workspace and seen[-1] is not None:
+            addresses.append(seen[-1].ptr)
+        return addresses, made
 
     def _returned(self, call: BoundCall, arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
         if self.handed is not None:
@@ -206,72 +169,41 @@ class Calls(Operation):
 
     # Prepared, and on the CPU -----------------------------------------------------------------------------------------
 
-    def _on_cpu(self, inputs: Any, options: Any, outputs: Any, check_indices: object, stream: object) -> Any:
-        """A call of the NumPy reference, or of what no key can tell from others."""
+    def _on_cpu(self, inputs: Any, options: Any, outputs: Any, check_indices: object, where: object) -> Prepared[Any]:
+        """A call of the NumPy reference. Raises what is wrong with arrays that `_seen` cannot see."""
         asked = self._asked(check_indices)
         views, problem = self.read(**self.arguments.named((*inputs, *outputs), options))
         run = self.on_cpu(views, problem)
 
-        def looked() -> Any:
+        def call(*, stream: object = None) -> Any:
             if asked and self.look is not None:
-                self.look(views, problem, stream)
+                self.look(views, problem, where)
             return run()
 
-        return CpuCall(looked)
+        return call
 
-    def prepare(self, **arguments: Any) -> Prepared[Any]:
-        """Everything of a call but the launch. Raises what the operator raises, and UnsupportedError."""
-        stream, check_indices = arguments.pop("stream", None), arguments.pop("check_indices", False)
+    def prepare(self, *, check_indices: object = False, stream: object = None, **arguments: Any) -> Prepared[Any]:
+        """Everything of a call but the launch, of arguments by name. Raises UnsupportedError, too."""
         inputs, options, outputs = self.arguments.placed(arguments)
         seen = self._seen(inputs, outputs)
         if seen is None or seen[0].device.kind == "cpu":
-            return self._on_cpu(inputs, options, outputs, check_indices, stream)  # type: ignore[no-any-return]
+            return self._on_cpu(inputs, options, outputs, check_indices, stream)
         return PreparedCall(self, seen, inputs, options, check_indices, stream)
 
-    def required_bytes(self, **arguments: Any) -> int:
-        """How large a workspace a call needs, in bytes: none on the CPU. Raises what the operator raises."""
-        for name in ("stream", "check_indices"):
-            arguments.pop(name, None)
-        inputs, options, outputs = self.arguments.placed(arguments)
-        views, problem = self.read(**self.arguments.named((*inputs, *outputs), options))
-        on_cpu = tensor.view(inputs[0], "input").device.kind == "cpu"
-        return 0 if on_cpu or self.size is None else self.size(views, problem)
+    def required_bytes(self, *, check_indices: object = False, stream: object = None, **arguments: Any) -> int:
+        """How large a workspace a call needs, in bytes: none on the CPU."""
+        views, problem = self.read(**arguments)
+        like = tensor.view(arguments[self.arguments.inputs[0]], "input")
+        return 0 if like.device.kind == "cpu" or self.size is None else self.size(views, problem)
 
 
-class _Arrays:
-    """The results of one call: the caller's arrays where given, else fresh ones in the framework of the first input.
-
-    Attributes:
-        addresses: of the call's inputs and, behind them, of these.
-        fresh: whether any was made here.
-    """
-
-    def __init__(self, call: BoundCall, seen: Sequence[Any], own: int | None) -> None:
-        """Take or make them; `own`: the stream they are written on where it is not the current one of the first."""
-        self._arrays: list[View | Allocation] = [
-            tensor.allocate(seen[0], shape, dtype, own) if place is None else seen[place]
-            for place, (shape, dtype) in zip(call.result_places, call.results, strict=True)
-        ]
-        self.addresses = [seen[place].ptr for place in call.places] + [array.ptr for array in self._arrays]
-        self.fresh = any(isinstance(array, Allocation) for array in self._arrays)
-
-    def require_mutable(self, like: View) -> None:
-        """Raise UnsupportedError when an output would be an array that cannot be written a second time."""
-        if any(isinstance(array, Allocation) and not array.repeatable for array in self._arrays):
-            wanted = f"a prepared call that allocates {like.framework} arrays"
-            raise UnsupportedError(wanted, str(like.device), "a plain call")
-
-    def finish(self) -> list[Any]:
-        """The arrays to return. To be called once, after the launch (see `tensor.Allocation`)."""
-        return [array.finish() if isinstance(array, Allocation) else array.owner for array in self._arrays]
+def _finished(made: Sequence[View | Allocation]) -> list[Any]:
+    """Results as they are returned. To be called once, after the launch (see `tensor.Allocation`)."""
+    return [array.owner if isinstance(array, View) else array.finish() for array in made]
 
 
 class PreparedCall:
-    """A prepared call on a GPU; see `cupymla.ops.operator.Prepared`.
-
-    Attributes:
-        launcher: the launch that computes the result; None when there is nothing to compute.
-    """
+    """A prepared call on a GPU; see `cupymla.ops.operator.Prepared`."""
 
     def __init__(
         self, calls: Calls, seen: Sequence[Any], inputs: Any, options: Any, check_indices: object, stream: object
@@ -283,47 +215,46 @@ class PreparedCall:
         for one from outside. There is no waiting for a stream that is itself being captured; the call may then run in
         that capture alone, in the order of this stream.
         """
-        checked = calls.checked(seen, options)
-        self._given = [view for view in seen if isinstance(view, View)]
-        pointer = tensor.launch_stream(self._given, stream)
-        self._stream = own = None if stream is None else pointer
-        like = self._given[0]
-        self._device = like.device.index
-        self._on_cupy = like.framework == "cupy" and like.stream is None
+        self._given = given = [view for view in seen if isinstance(view, View)]
+        like = given[0]
+        self._index = like.device.index
         # What one framework's current stream orders needs no ordering and no holding at each run; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in self._given)
+        self._loose = any(view.stream is not None or view.framework != like.framework for view in given)
+        arguments = calls.arguments.named(seen, options)
+        calls.read(**arguments)  # what is wrong is said before anything touches the GPU
         # Memory that is allocated here is the call's own: no graph has to repeat that.
-        with driver.beside_captures(), driver.on_device(self._device):
-            self._call = call = BoundCall(calls, checked)
+        with driver.beside_captures(), driver.on_device(self._index):
+            call = BoundCall(calls, arguments)
             calls._check(call, seen, options, check_indices, stream)
-            arrays = _Arrays(call, seen, own)
-            arrays.require_mutable(like)
-            place, self._keep = calls._workspace(call, seen, own, pointer, prepared=True)
-            call.point([*arrays.addresses, *place], numbers_of(seen))
-            if (arrays.fresh or self._keep is not None or self._loose) and not driver.capturing(pointer):
+            pointer = tensor.launch_stream(given, stream)
+            self._stream = own = None if stream is None else pointer
+            addresses, made = calls._placed(call, seen, own)
+            if any(isinstance(array, Allocation) and not array.repeatable for array in made):
+                wanted = f"a prepared call that allocates {like.framework} arrays"
+                raise UnsupportedError(wanted, str(like.device), "a plain call")
+            addresses, self._keep = call.with_workspace(addresses, like, own, pointer, prepared=True)
+            call.point(addresses, numbers_of(seen))
+            depends = self._loose or self._keep is not None or any(place is None for place, *_ in call.results)
+            if depends and not driver.capturing(pointer):
                 driver.wait(pointer)
         self._binding = call.binding
-        self.launcher = self._binding.launcher
-        self._result = calls._returned(call, arrays.finish(), inputs)
+        self._result = calls._returned(call, _finished(made), inputs)
         if self._loose:
-            tensor.hold(self._given, pointer)
+            tensor.hold(given, pointer)
 
     def __call__(self, *, stream: object = None) -> Any:
         """Launch once more, without waiting for the result. Raises DriverError."""
+        wanted = self._stream if stream is None else stream
         if self._loose:
-            pointer = tensor.launch_stream(self._given, self._stream if stream is None else stream)
-        elif stream is not None:
-            pointer = tensor.stream_pointer(stream)
-        elif self._stream is not None:
-            pointer = self._stream
-        elif self._on_cupy:
-            pointer = tensor.cupy_stream(self._device)
-        else:
+            pointer = tensor.launch_stream(self._given, wanted)
+        elif wanted is None:
             pointer = tensor.current_stream(self._given[0])
-        if driver.is_current(self._device):
+        else:
+            pointer = tensor.stream_pointer(wanted)
+        if driver.is_current(self._index):
             self._binding.launch(pointer)
         else:
-            with driver.on_device(self._device):
+            with driver.on_device(self._index):
                 self._binding.launch(pointer)
         if self._loose:
             tensor.hold(self._given, pointer)

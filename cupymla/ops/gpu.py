@@ -27,8 +27,8 @@ def tiles(request: TileMap, argument: str, operator: str) -> EncodedMap:
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:
     """Raise CompileError unless the parameter record has the size that the kernel was compiled with."""
-    expected = facts["parameter_bytes"]
-    if ctypes.sizeof(record) != expected:
-        mirrored = f"its mirrored struct {record.__module__}.{record.__qualname__} has {ctypes.sizeof(record)}"
+    expected, got = facts["parameter_bytes"], ctypes.sizeof(record)
+    if got != expected:
+        mirrored = f"its mirrored struct {record.__module__}.{record.__qualname__} has {got}"
         hint = "the tests of plans compare fields; a folder of sources with another record wants its own checkout"
         raise CompileError(source.path, f"parameter record of {expected} bytes, {mirrored}; {hint}")

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Prepared(Protocol[R_co]):
     """A call whose checks, plan, compilation, allocation and binding are done.
 
-    `prepared()` runs on the arrays that were given to `prepare`, writes the same output arrays each time and returns
-    them: nothing is allocated, checked or synchronised, so it can be captured into a CUDA graph. It runs on the stream
-    that was given to `prepare`, else on the current stream of the arrays' framework at the time of the call; `stream`
-    replaces both for this one run. `prepare` waits on the host until its memory is free for any of them, but in a
-    capture (docs/streams_and_graphs.md). One thread at a time may call it.
+    `prepared()` runs on the arrays that were given to `prepare`, whatever they hold by then, writes the same output
+    arrays each time and returns them: nothing is allocated, checked or synchronised, so it can be captured into a CUDA
+    graph. It runs on the stream that was given to `prepare`, else on the current stream of the arrays' framework at the
+    time of the call; `stream` replaces both for this one run. `prepare` waits on the host until its memory is free for
+    any of them, but in a capture (docs/streams_and_graphs.md). One thread at a time may call it.
     """
 
     def __call__(self, *, stream: object = None) -> R_co:
@@ -72,56 +71,37 @@ def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
 _PREPARE = """\
 Do all of a call of `{name}` but the launch: checks, plan, compilation, allocation and binding.
 
-Takes the arguments of `{name}`, which says what they mean.
+Takes the arguments of `{name}`, and raises what it raises.
 
 Returns:
-    A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-    outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-    synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-Raises:
-    As `{name}`.
+    A prepared call: `prepared()` and `prepared(stream=...)` compute from the arrays given here, and write the same
+    outputs each time. They allocate, check and synchronise nothing, so that a CUDA graph can capture them.
 """
 
 _WORKSPACE_BYTES = """\
 How many bytes the `workspace` of a call of `{name}` with these arguments has to have at least; 0 where none is used.
 
-Nothing is computed or compiled, and the arrays are not read.
-
-Raises:
-    As `{name}`.
+Nothing is computed or compiled, and the arrays are not read. Raises what `{name}` raises.
 """
 
 
-class _Method(Generic[P, T]):
+class _Method(Generic[P, R]):
     """`work` with the signature of `call`: it takes exactly the calls that `call` takes. `text` is its docstring."""
 
-    def __init__(self, call: Callable[P, Any], method: str, work: Callable[..., T], returns: object, text: str) -> None:
+    def __init__(self, call: Callable[P, Any], name: str, work: Callable[..., R], returns: object, text: str) -> None:
         functools.update_wrapper(self, call)
-        self.__name__ = self.__qualname__ = f"{call.__name__}.{method}"
+        self.__name__ = self.__qualname__ = f"{call.__name__}.{name}"
         self.__doc__ = text.format(name=call.__name__)
         self.__annotations__ = {**call.__annotations__, "return": returns}
-        self._signature = inspect.signature(call)
-        self.__signature__ = self._signature.replace(return_annotation=returns)
+        self.__signature__ = inspect.signature(call).replace(return_annotation=returns)
         self._work = work
 
     def __reduce__(self) -> str:
         return self.__qualname__
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = self._signature.bind(*args, **kwargs)
+            given = self.__signature__.bind(*args, **kwargs)
         except TypeError as refused:
             raise TypeError(f"{self.__name__}(): {refused}") from None
         return self._work(**given.arguments)
-
-
-class CpuCall(Generic[R_co]):
-    """A prepared call on the CPU: the NumPy reference, bound to its arrays."""
-
-    def __init__(self, run: Callable[[], R_co]) -> None:
-        self._run = run
-
-    def __call__(self, *, stream: object = None) -> R_co:
-        """Run once more; `stream` means nothing here."""
-        return self._run()

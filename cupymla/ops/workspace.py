@@ -1,4 +1,4 @@
-"""A caller's memory for a call to work in. What a call without one takes is in `gpu.py`."""
+"""A caller's memory for a call to work in. Where there is none, `bound.BoundCall` makes some."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def _outermost(axes: _Axes, period: int) -> tuple[int, _Axes]:
 
 
 def reach(seen: View) -> tuple[int, int]:
-    """Where a view's memory begins and ends, in bytes from its address; it must have some."""
+    """Where a view's memory begins and ends, in bytes from its address."""
+    if 0 in seen.shape:
+        return 0, 0
     low = high = 0
     for stride, extent in zip(seen.strides_bytes, seen.shape, strict=True):
         step = stride * (extent - 1)

@@ -108,13 +108,13 @@ class _Torch:
 
     def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         torch: Any = sys.modules["torch"]
-        kinds, differentiable = (torch.Tensor, torch.nn.Parameter), torch.is_grad_enabled()
+        kinds = torch.Tensor, torch.nn.Parameter
         addresses: list[int] = []
         try:
             for tensor in arrays:
                 if type(tensor) in kinds:
                     # A lazy negation is no memory that a kernel can read. Conjugates are complex: no kernel takes them.
-                    if (differentiable and tensor.requires_grad) or tensor.is_neg():
+                    if tensor.is_neg() or (tensor.requires_grad and torch.is_grad_enabled()):
                         return None
                     facts += tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
                     address = tensor.data_ptr()

@@ -10,7 +10,7 @@ import pytest
 from interop_kit import Problem, facts_of, operator_problems, related_problems
 
 from cupymla import arch as arches
-from cupymla.interop.call import Call, complete
+from cupymla.interop.call import Call
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import DECLARATIONS
 from cupymla.ops import registry
@@ -60,7 +60,8 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
         given = machine.arguments(inputs, updates)
         if problem.declaration.has_workspace:
             chosen = {name: given.get(name, p.default) for name, p in problem.declaration.options.items()}
-            facts = complete(problem.declaration, facts_of(problem.declaration, inputs), chosen).get("workspace")
+            call = Call.of(problem.declaration, facts_of(problem.declaration, inputs), chosen)
+            facts = dict(call.results).get("workspace")
             if facts is not None:
                 given["workspace"] = machine.empty(facts.shape, np.dtype(facts.dtype))
         machine.empty = counted  # type: ignore[method-assign, assignment]
@@ -87,9 +88,9 @@ def test_a_compiled_backward_has_room_for_all_that_it_is_asked_for(heads: int, a
     }
     declaration = next(each for each in DECLARATIONS if each.name == "sparse_mla_bwd")
     options = {n: p.default for n, p in declaration.options.items()} | {"return_attn_dist": asked}
-    results = complete(declaration, arrays, options)
+    made = Call.of(declaration, arrays, options)
+    results = dict(made.results)
     assert ("attn_dist" in results) is asked
-    made = Call(declaration.name, tuple(arrays.items()), tuple(results.items()), tuple(options.items()))
-    needed = [plan.plan(made.problem(), arches.named("sm_90a"), n).workspace.bytes for n in (1, 78, 132)]
-    assert made.problem().has_attn_dist is asked
+    needed = [plan.plan(made.check(), arches.named("sm_90a"), n).workspace.bytes for n in (1, 78, 132)]
+    assert made.check().has_attn_dist is asked
     assert max(needed) <= results["workspace"].shape[0]

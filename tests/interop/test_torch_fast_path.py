@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(read, "_torch_device", lambda device: cuda(0))
     monkeypatch.setattr(driver, "is_current", lambda index: True)
+    monkeypatch.setattr(driver, "on_device", lambda index: contextlib.nullcontext())
     yield made
     bound.bound.forget()
 

@@ -199,7 +199,7 @@ def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Emulated) -> N
     host = inputs(make("options", **SMALL, dtype="float32", block_size=256), seed=6)
     host["block_tables"] = np.zeros((2, 2**23), np.int32)
     prepared: Any = xl_paged_attention.prepare(**machine.arguments(host))
-    assert 2**31 - 64 <= prepared.launcher._parameters[0].capacity <= 2**31 - 1 - 31
+    assert 2**31 - 64 <= prepared._binding.launcher._parameters[0].capacity <= 2**31 - 1 - 31
 
 
 @pytest.mark.parametrize("columns", [2, 200])

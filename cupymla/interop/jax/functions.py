@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import InputError, UnsupportedError
 from ..batching import Mapped
-from ..call import Call, Plain, is_replayable, label_of
+from ..call import Call, Plain, label_of
 from ..declaration import Declaration, Facts, Gradient
 from ..table import declared
 from .handler import Handler
@@ -132,11 +132,10 @@ def _bind(declaration: Declaration, names: Names, options: Options, arrays: Sequ
     """The custom call itself; mapped, it makes one call after the other."""
     facts = {name: facts_of(declaration, name, array) for name, array in zip(names, arrays, strict=True)}
     call = Call.of(declaration, facts, dict(options))
-    if call.is_static:
-        call.check()
+    call.check()
     results = [_result(f, arrays[0]) for _, f in call.results]
     aliases = {names.index(name): place for place, (name, _) in enumerate(call.results) if name in declaration.updates}
-    target = TARGETS[is_replayable(declaration, call)]
+    target = TARGETS[call.is_replayable]
     made = jax.ffi.ffi_call(target, results, vmap_method="sequential", input_output_aliases=aliases)
     wanted = [name for name, _ in call.results if name != "workspace"]
     return tuple(made(*arrays, call=call.text()))[: len(wanted)]
@@ -424,9 +423,7 @@ def traceable(
     if isinstance(options.get("q_start"), jax.Array):
         # A start that only the run knows cannot be written into the program; a mask of the indices, or of keys, can.
         _require_integer(declaration, options["q_start"])
-        known = _call(declaration, arrays, {**options, "q_start": 0})
-        if known.is_static:
-            known.check()
+        _call(declaration, arrays, {**options, "q_start": 0}).check()
         start, stride = options.pop("q_start"), options.pop("k_stride")
         if options.pop("causal"):
             batched = arrays["q"].ndim == 4
@@ -452,9 +449,7 @@ def _refuse_dtype(
     An operator that wants int32 is no reason to make JAX keep 64 bits.
     """
     if not any(isinstance(value, jax.Array) for value in options.values()):
-        call = _call(declaration, arrays, options)
-        if call.is_static:
-            call.check()
+        _call(declaration, arrays, options).check()
     expected = f"a dtype that JAX keeps: {kept}, or set jax_enable_x64"
     raise InputError(name, expected, arrays[name].dtype.name, operator=declaration.name)
 

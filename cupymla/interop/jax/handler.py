@@ -23,7 +23,7 @@ from typing import Any
 from ... import device as devices
 from ...device import Device
 from ...errors import InputError, UnsupportedError
-from ..call import Call, lacks_shapes, parsed, run, run_bound
+from ..call import Call, parsed, run, run_bound
 
 API_VERSION = (0, 1)
 """The oldest version of XLA's FFI that has everything used here but the device ordinal, whose presence is checked."""
@@ -64,15 +64,15 @@ class _OrdinalGet(ctypes.Structure):
 # XLA_FFI_CallFrame: size, extension, api, context, stage; then of arguments, results and attributes each size,
 # extension, count, types, (names of attributes,) items; then the future, which is not read.
 _FRAME = struct.Struct("=4QiI 2QqQQ 2QqQQ 2QqQQQ")
-_SPAN = struct.Struct("=QQ")
 _FUNCTION = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _HEADER_BYTES = 48
 """Of XLA_FFI_Api: size, extension, version, internal API."""
 _DATA_OFFSET, _RANK_OFFSET = 24, 32
 """Of XLA_FFI_Buffer: size, extension, dtype, data, rank, dims."""
-_word = c_uint64.from_address
+_memory = (c_uint64 * (1 << 58)).from_address(0)
+"""All of it, in words: that at an address is `_memory[address >> 3]`. What XLA hands over begins at multiples of 8."""
 string_at = ctypes.PYFUNCTYPE(py_object, c_void_p, ctypes.c_ssize_t)(("PyBytes_FromStringAndSize", ctypes.pythonapi))
-"""`ctypes.string_at`, without its Python wrapper, of which one call has five."""
+"""`ctypes.string_at`, without its Python wrapper."""
 
 
 class _Api:
@@ -114,26 +114,20 @@ def _keep_thread() -> None:
     _thread.kept = True
 
 
-_POINTERS = [struct.Struct(f"={count}Q") for count in range(64)]
-"""By how many."""
-
-
-def _buffers(items: int, count: int) -> tuple[int, ...]:
-    """Where the buffers are that an array of pointers lists."""
-    buffers: tuple[int, ...] = _POINTERS[count].unpack(string_at(items, 8 * count))
-    return buffers
+def _words(address: int, count: int) -> list[int]:
+    first = address >> 3
+    return _memory[first : first + count]
 
 
 def _shape(buffer: int) -> tuple[int, ...]:
-    rank, dims = struct.unpack("=qQ", string_at(buffer + _RANK_OFFSET, 16))
-    return struct.unpack(f"={rank}q", string_at(dims, 8 * rank)) if rank else ()
+    rank, dims = _words(buffer + _RANK_OFFSET, 2)
+    return tuple(_words(dims, rank))
 
 
 @functools.lru_cache(maxsize=4096)
-def _call(attribute: bytes) -> tuple[Call, bool]:
-    """The call of an attribute's bytes, and whether it lacks shapes."""
-    text = attribute.decode()
-    return parsed(text), lacks_shapes(text)
+def _call(attribute: bytes) -> Call:
+    """The call of an attribute's bytes."""
+    return parsed(attribute.decode())
 
 
 class Handler:
@@ -170,16 +164,16 @@ class Handler:
     def _execute(self, api: _Api, context: int, fields: tuple[int, ...]) -> None:
         if not hasattr(_thread, "kept"):
             _keep_thread()
-        text = string_at(*_SPAN.unpack(string_at(_word(fields[21]).value, 16)))
-        buffers = _buffers(fields[10], fields[8]) + _buffers(fields[15], fields[13])
-        addresses = [_word(buffer + _DATA_OFFSET).value for buffer in buffers]
+        text = string_at(*_words(_memory[fields[21] >> 3], 2))
+        buffers = _words(fields[10], fields[8]) + _words(fields[15], fields[13])
+        addresses = [_memory[buffer + _DATA_OFFSET >> 3] for buffer in buffers]
         stream, ordinal = _places.of(api, context) if self._on_gpu else (0, _NO_ORDINAL)
         key: tuple[Hashable, ...] = (text, ordinal)
         # Nothing is bound with open shapes alone.
         if run_bound(key, ordinal, addresses, stream):
             return
-        call, open_shapes = _call(text)
-        if open_shapes:
+        call = _call(text)
+        if not call.is_static:
             call = call.with_shapes([_shape(buffer) for buffer in buffers])
             key = (text, ordinal, call)
         run(key, call, _device(ordinal), addresses, stream)

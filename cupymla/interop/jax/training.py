@@ -146,8 +146,7 @@ def dsa_attention(
 def _options(declaration: Declaration, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> _Options:
     """The options as plain values, once the operator has found nothing wrong with a call. Raises InputError."""
     call = Call.of(declaration, {n: facts_of(declaration, n, array) for n, array in arrays.items()}, options)
-    if call.is_static:
-        call.check()
+    call.check()
     return call.options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -191,7 +192,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     ]
     labels = [(places[o], o, checks[o]) for o, p in declaration.options.items() if p.annotation == "Any"]
     updated = [places[array] for array in declaration.updates]
-    chosen = [places[option] for option in calls.arguments.options]
+    chosen = _picked([places[option] for option in calls.arguments.options])
     own = [places[option] for option in declaration.own_options]
     varies, is_compiling = declaration.varies, torch.compiler.is_compiling
     tensor_type, parameter_type = torch.Tensor, torch.nn.Parameter
@@ -217,7 +218,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
                     break
             else:
                 # What an operator's own arguments are not, its own checks refuse.
-                known = calls.cached(fast.TORCH, tuple(values[:count]), tuple([values[place] for place in chosen]))
+                known = calls.cached(fast.TORCH, tuple(values[:count]), chosen(values))
                 if known is not None:
                     return known
         for place, array, may_be_none in tensors:
@@ -280,6 +281,13 @@ def _placed(declaration: Declaration, names: Sequence[str]) -> Callable[[tuple[A
         return [bound[name] for name in names]
 
     return placed
+
+
+def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes these of the values."""
+    return (
+        operator.itemgetter(*places) if len(places) > 1 else lambda values: tuple([values[place] for place in places])
+    )
 
 
 def _several(results: Sequence[Any]) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from ... import build, driver, tensor
 from ...build import Kernel
@@ -68,9 +68,10 @@ class Workspace:
         partials: address of the room for parts.
     """
 
-    def __init__(self, like: View, size_bytes: int, stream: int) -> None:
+    def __init__(self, like: Any, size_bytes: int, stream: int) -> None:
         self.size_bytes = size_bytes
-        self._memory: Allocation = tensor.allocate(like, (_ARRIVALS_BYTES + size_bytes,), "uint8", stream)
+        view = tensor.view(like, "query")
+        self._memory: Allocation = tensor.allocate(view, (_ARRIVALS_BYTES + size_bytes,), "uint8", stream)
         self.arrivals = self._memory.ptr
         self.partials = self.arrivals + _ARRIVALS_BYTES
         driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
@@ -270,21 +271,21 @@ _workspaces = _Workspaces()
 _MOST_WORKSPACES = 256
 
 
-def memory(binding: Binding, like: Callable[[], View], stream: int, prepared: bool) -> tuple[int, object]:
+def memory(binding: Binding, like: Any, stream: int, prepared: bool) -> tuple[int, object]:
     """A workspace's address; see `cupymla.ops.bound.Operation`.
 
     A prepared call has one of its own. Others have this thread's for a stream, or for a stream of a capture; the latter
     is kept for good.
     """
     if prepared:
-        own = Workspace(like(), binding.parts_bytes, stream)
+        own = Workspace(like, binding.parts_bytes, stream)
         return own.arrivals, own
     capture = driver.capture_id(stream)
     place = (*binding.place, stream)
     if capture is not None:
         kept = _workspaces.of_captures.get((*place, capture))
         if kept is None or kept.size_bytes < binding.parts_bytes:
-            kept = Workspace(like(), binding.parts_bytes, stream)
+            kept = Workspace(like, binding.parts_bytes, stream)
             _keep(_workspaces.of_captures, (*place, capture), kept)
             captured.keep(kept)
         return kept.arrivals, None
@@ -292,7 +293,7 @@ def memory(binding: Binding, like: Callable[[], View], stream: int, prepared: bo
     number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
     found = _workspaces.of_streams.get(place)
     if found is None or found[0] != number or found[1].size_bytes < binding.parts_bytes:
-        found = number, Workspace(like(), binding.parts_bytes, stream)
+        found = number, Workspace(like, binding.parts_bytes, stream)
         _keep(_workspaces.of_streams, place, found)
     return found[1].arrivals, None
 
