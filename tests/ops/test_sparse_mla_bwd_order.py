@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
 
 
 def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCase:
-    return sized(h, d, k, q, kv, "_x", "order", **traits)
+    return sized(h, d, k, q, kv, "_x", "order", dtype="float16", **traits)
 
 
 # The case of the most tokens, whose dkv has 600 MB, is for a GPU.

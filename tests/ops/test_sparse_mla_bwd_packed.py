@@ -91,7 +91,7 @@ def require_right(machine: Emulated, case: MlaCase) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("chunks_listed", "d_qk", "dtype"), [(1, 576, "bfloat16"), (2, 512, "float16"), (3, 576, "bfloat16")]
+    ("chunks_listed", "d_qk", "dtype"), [(1, 576, "float16"), (2, 512, "bfloat16"), (3, 576, "float16")]
 )
 def test_chunks_of_queries_add_up(chunks_listed: int, d_qk: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three chunks, whose entries are listed one, two and three at a time."""

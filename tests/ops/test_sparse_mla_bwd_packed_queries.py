@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
 
 
 def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
-    return sized(h, 512, k, q, kv, "_x", "packed_queries", **traits)
+    return sized(h, 512, k, q, kv, "_x", "packed_queries", dtype="float16" if h <= 16 else "bfloat16", **traits)
 
 
 @pytest.mark.compile
