@@ -110,12 +110,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--random-problems", type=int, metavar="N", help="draw N problems for each MLA operator")
 
 
+def markers_unasked(config: pytest.Config) -> set[str]:
+    """Markers of the tests that are left out."""
+    return {option.removeprefix("--").replace("-", "_") for option in ASKED_FOR if not config.getoption(option)}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parameters that nobody asks for become no tests: they would be twice as many as all others."""
-    unasked = {
-        option.removeprefix("--").replace("-", "_") for option in ASKED_FOR if not metafunc.config.getoption(option)
-    }
+    unasked = markers_unasked(metafunc.config)
     markers = metafunc.definition.own_markers
     for place, marker in enumerate(markers):
         if marker.name == "parametrize":
@@ -130,13 +133,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence. Whole
     compilations come first: the engine's tests, which would compile to PTX alone, find it kept."""
-    for option in ASKED_FOR:
-        if not config.getoption(option):
-            marker = option.removeprefix("--").replace("-", "_")
-            unasked = [item for item in items if item.get_closest_marker(marker)]
-            items[:] = [item for item in items if not item.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=unasked)
-    needing = [item for item in items if item.get_closest_marker("gpu")]
+    unasked = markers_unasked(config)
+    named = [(item, {mark.name for mark in item.iter_markers()}) for item in items]
+    items[:] = [item for item, names in named if unasked.isdisjoint(names)]
+    config.hook.pytest_deselected(items=[item for item, names in named if not unasked.isdisjoint(names)])
+    needing = [item for item, names in named if "gpu" in names and unasked.isdisjoint(names)]
     config.stash[COLLECTED] = {item.path for item in items}, {item.path for item in needing}
     if config.pluginmanager.hasplugin("xdist"):
         for item in needing:
@@ -187,6 +188,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        # Tests make many objects and few circles: looked for a tenth as often, they take a tenth of the time.
+        gc.set_threshold(10_000, 10, 100)
         gc.enable()
 
 

@@ -79,9 +79,29 @@ class Module:
         return [n.removeprefix(f"{self.package}.") for n in self.imports if n.startswith(f"{self.package}.")]
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node; of expressions, most of a file, there is nothing to look at."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        below = getattr(node, name, ())
+        for child in below if isinstance(below, list) else ():
+            yield child
+            yield from statements(child)
+
+
+def test_imports_are_found_in_every_block() -> None:
+    """Of each kind of statement that has others in it."""
+    blocks: tuple[str, ...] = ("if x:\n {}\nelse:\n {}", "for x in y:\n {}\nelse:\n {}", "while x:\n {}\nelse:\n {}")
+    blocks += ("try:\n {}\nexcept E:\n {}\nelse:\n {}\nfinally:\n {}", "try:\n {}\nexcept* E:\n {}", "with x:\n {}")
+    blocks += ("match x:\n case 1:\n  {}", "def f():\n {}", "async def f():\n {}", "class C:\n def f(self):\n  {}")
+    for block in blocks:
+        names = [f"m{number}" for number in range(block.count("{}"))]
+        tree = ast.parse(block.format(*(f"import {name}" for name in names)))
+        assert list(imports(["a", "b"], False, tree)) == names, block
+
+
 def imports(dotted: list[str], is_package: bool, tree: ast.Module) -> Iterator[str]:
     package = dotted if is_package else dotted[:-1]
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -14,6 +14,8 @@ from cupymla.build.source import cuda_root, find_cutlass
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[1] / "cupymla_lab" / "emulate" / "model"
+MEMORY = ("--param", "ggc-min-expand=400", "--param", "ggc-min-heapsize=800000")
+"""GCC's: it collects garbage from 800 MB on, in kilobytes here."""
 
 
 def toolkit() -> tuple[Path, Path]:
@@ -34,8 +36,10 @@ def test_the_decoder_reads_what_cutlass_builds(tmp_path: Path) -> None:
     assert found is not None
     folders = (found[1], cuda_root(), MODEL, header_folders()[0].folder, *toolkit())
     program = tmp_path / "descriptors"
-    # Nothing runs on a device, and nvcc would read CuTe twice.
-    command = ["c++", "-std=c++17", "-w", "-x", "c++", *(f"-I{folder}" for folder in folders), "-o", str(program)]
+    # Nothing runs on a device, and nvcc would read CuTe twice. Clean-up of what never throws, and a compiler that looks
+    # for memory that it no longer needs, are a quarter of its time.
+    command = ["c++", "-std=c++17", "-w", "-fno-exceptions", *MEMORY, "-x", "c++"]
+    command += [*(f"-I{folder}" for folder in folders), "-o", str(program)]
     subprocess.run([*command, str(HERE / "descriptors.cu")], check=True, capture_output=True, text=True)
     lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
     kinds = ("layout", "instruction", "result", "operand", "bytes", "metadata")
