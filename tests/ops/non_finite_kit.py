@@ -19,12 +19,16 @@ NON_FINITE_QUERY, NON_FINITE_TOKEN = 2, 9
 _TOKENS = 40
 
 
-def non_finite_problem(where: str, heads: int, d_qk: int = 512) -> dict[str, Any]:
-    """Arguments of five queries: one has what is not finite in an array, or names the row of kv that has it."""
+def non_finite_problem(where: str, heads: int, wide_dtype: str = "float16") -> dict[str, Any]:
+    """Arguments of five queries: one has what is not finite in an array, or names the row of kv that has it.
+
+    More than 16 heads have 576 channels of `wide_dtype`, fewer have 512 of bfloat16.
+    """
     sink: Any = "finite" if where == "attn_sink" else "none"
+    wide = heads > 16
     traits: dict[str, Any] = {"dkv_dtype": "float32", "wants_dist": True, "selection": "full", "sink": sink}
-    traits["dtype"] = "bfloat16"
-    case = sized(heads, d_qk, 20, 5, _TOKENS, "_x", "packed_queries", **traits)
+    traits["dtype"] = wide_dtype if wide else "bfloat16"
+    case = sized(heads, 576 if wide else 512, 20, 5, _TOKENS, "_x", "packed_queries", **traits)
     made = cases.inputs(case, 4)
     if where == "factor":
         made["sm_scale"] = 0.0721688
