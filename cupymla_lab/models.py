@@ -9,6 +9,7 @@ milliseconds, the most memory, the error of logits and gradients against the mod
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -33,7 +34,8 @@ class Work:
 
     Attributes:
         what: "train" (forward and backward), "prefill" (of a prompt, in chunks), "decode" (one token a sequence behind
-            a prompt), "graph" (the same with a static cache, as a CUDA graph) or "error" (no times).
+            a prompt), "graph" (the same with a static cache, as a CUDA graph), "module" (one attention module of the
+            sizes that the family's configuration has by default, forward and backward) or "error" (no times).
         heads, tokens, batch: of attention, of a sequence, sequences.
         attention: "cupymla", or transformers' own: "sdpa" or "eager".
         family: the model's type.
@@ -76,6 +78,7 @@ WORKS: tuple[Work, ...] = (
     Work("graph", 64, 32768),
     Work("graph", 64, 131072),
     Work("graph", 64, 131072, cache="fp8"),
+    Work("module", 64, 131072),
     Work("error", 32, 1024),
     Work("error", 32, 1024, family="deepseek_v32"),
     Work("error", 32, 1024, family="hy_v4"),
@@ -115,20 +118,23 @@ def model_of(work: Work, hidden: int, dtype: Any) -> Any:
 
     own = "eager" if work.attention == "cupymla" else work.attention
     options = {"num_hidden_layers": LAYERS, "qk_rope_head_dim": 64} | OPTIONS.get(work.family, {})
+    attention = {
+        "hidden_size": hidden,
+        "num_attention_heads": work.heads,
+        "num_key_value_heads": work.heads,
+        "q_lora_rank": hidden // 2,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "index_topk": ERROR_TOPK if work.what == "error" else 2048,
+        "index_n_heads": 32,
+        "index_head_dim": 128,
+    }
     config = AutoConfig.for_model(
         work.family,
-        hidden_size=hidden,
+        **({} if work.what == "module" else attention),
         intermediate_size=hidden,
-        num_attention_heads=work.heads,
-        num_key_value_heads=work.heads,
         vocab_size=VOCABULARY,
-        q_lora_rank=hidden // 2,
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        index_topk=ERROR_TOPK if work.what == "error" else 2048,
-        index_n_heads=32,
-        index_head_dim=128,
         mlp_layer_types=["dense"] * options["num_hidden_layers"],
         first_k_dense_replace=options["num_hidden_layers"],
         max_position_embeddings=200_000,
@@ -200,6 +206,8 @@ def measure(work: Work) -> dict[str, Any]:
             model(ids, labels=ids, use_cache=False).loss.backward()
 
         return milliseconds(train)
+    if work.what == "module":
+        return module(model, work)
     with torch.no_grad():
         if work.what == "prefill":
             return prefills(model, work)
@@ -223,6 +231,33 @@ def measure(work: Work) -> dict[str, Any]:
         with torch.cuda.graph(graph):
             decode()
         return milliseconds(graph.replay, 9)
+
+
+def module(model: Any, work: Work) -> dict[str, Any]:
+    """Times of the first layer's attention alone, forward and backward, with what the model hands it."""
+    import torch
+
+    attention = model.model.layers[0].self_attn
+    given: dict[str, Any] = {}
+
+    class Taken(Exception):
+        """Ends the model's forward pass in front of its first attention."""
+
+    def take(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given.update(named, **dict(zip(("hidden_states",), arguments, strict=False)))
+        raise Taken
+
+    with attention.register_forward_pre_hook(take, with_kwargs=True), torch.no_grad(), contextlib.suppress(Taken):
+        model.model(_tokens(work, work.tokens), use_cache=False)
+    states = given.pop("hidden_states").detach().requires_grad_()
+    gradient = torch.randn_like(states)
+
+    def step() -> None:
+        attention.zero_grad()
+        states.grad = None
+        attention(hidden_states=states, **given)[0].backward(gradient)
+
+    return milliseconds(step, 3, 1)
 
 
 def prefills(model: Any, work: Work) -> dict[str, Any]:

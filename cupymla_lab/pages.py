@@ -276,6 +276,7 @@ _WORDS = {
     "prefill": "prefill in chunks of 1024",
     "decode": "decode step",
     "graph": "decode step, static cache, CUDA graph",
+    "module": "attention module of GLM-5's sizes, forward and backward",
 }
 
 

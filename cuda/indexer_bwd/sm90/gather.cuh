@@ -70,8 +70,11 @@ struct KeyGather {
       constexpr int kRowsAtOnce = 32 / kRowChunks;
       const int part = lane % kRowChunks;
       // Of the first row. As kRowsAtOnce is a power of two, the swizzle of a row further on differs by a constant.
-      const uint32_t place = smem_address(storage.keys[stage][part / 8]) +
-                             swizzle_128(warp * 16 + lane / kRowChunks, part % 8);
+      uint32_t place = smem_address(storage.keys[stage][part / 8]) +
+                       swizzle_128(warp * 16 + lane / kRowChunks, part % 8);
+      // ptxas 13.0 makes it the sum of a register and a uniform one, with integers and 64 channels, and then reads a
+      // descriptor from registers that hold none: an illegal instruction. Through a shuffle it cannot.
+      if constexpr (kDeterministic) place = __shfl_sync(0xffffffffu, place, lane);
 #pragma unroll
       for (int first = 0; first < 16; first += kRowsAtOnce) {
         const int32_t key = __shfl_sync(0xffffffffu, id, first + lane / kRowChunks);

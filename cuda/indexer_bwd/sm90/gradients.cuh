@@ -18,6 +18,7 @@
 #include "../../common/registers.cuh"
 #include "../../common/sm90/index_products.cuh"
 #include "../../common/tma.cuh"
+#include "../../common/warp.cuh"
 #include "fixed_point.cuh"
 #include "gather.cuh"
 
@@ -270,7 +271,7 @@ struct Gradients {
     return {units, static_cast<float>(factor), storage.ids[stage][key] >= 0 && !plain};
   }
 
-  // The same in integers. A lane adds a row in the background.
+  // The same in integers. One lane adds all rows in the background.
   __device__ __forceinline__ void send_units(const float (&dk)[kD / 2], int stage) {
     auto& rows = storage.dk[warp];
     tma_store_wait_read<0>();
@@ -297,12 +298,22 @@ struct Gradients {
     if (__any_sync(0xffffffffu, static_cast<int>(units[0].checked || units[1].checked))) check_rows(stage);
     fence_async_shared();
     __syncwarp();
-    if (lane < 16) {
-      const int32_t key = storage.ids[stage][warp * 16 + lane];
-      int32_t* sums = reinterpret_cast<int32_t*>(params.sums) + (first_row() + key) * kD;
-      if (key >= 0) bulk_add_int32(sums, reinterpret_cast<const int32_t*>(rows[lane]), kD * sizeof(int32_t));
+    // One lane adds all rows: with a row a lane, ptxas makes a loop over lanes, as addresses are uniform registers.
+    if (elect_one()) {
+#pragma unroll 1
+      for (int first = 0; first < 16; first += 4) {
+        const int4 keys = *reinterpret_cast<const int4*>(storage.ids[stage] + warp * 16 + first);
+        const int32_t of_rows[4] = {keys.x, keys.y, keys.z, keys.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          int32_t* sums = reinterpret_cast<int32_t*>(params.sums) + (first_row() + of_rows[i]) * kD;
+          const int32_t* row = reinterpret_cast<const int32_t*>(rows[first + i]);
+          if (of_rows[i] >= 0) bulk_add_int32(sums, row, kD * sizeof(int32_t));
+        }
+      }
+      tma_store_commit();
     }
-    tma_store_commit();
+    __syncwarp();  // together again, for wgmma
   }
 
   // Makes units of rows that hold sums; what is not finite becomes 0, and bits of its own.

@@ -12,8 +12,8 @@
 //                      |                                | is done with tile i - 1: its stage and `active` are free
 // all, behind products | own fence, __syncthreads       | `active` of tile i is there, for wgmma too
 // a warp, at dk        | __syncwarp, before and after   | its rows of `dk` have left, then are there anew
-// lanes with a row     | cp.async.bulk.wait_group.read, | with integers: their rows of `dk` have been read; a warp's
-//                      | before the first of those      | own fences before the second show them to the copies
+// the elected lane     | cp.async.bulk.wait_group.read, | with integers: its warp's rows of `dk` have been read; the
+//                      | before the first of those      | warp's fences before the second show them to the copies
 // all, past tiles      | __syncthreads, three           | `dweights` are there, and nobody reads rows of `dk`; dq is
 //                      |                                | there in their place; it has left, and weights were read
 //
