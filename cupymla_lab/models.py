@@ -2,7 +2,7 @@
 
     python -m cupymla_lab models --out docs/benchmarks
 
-Random weights at real attention sizes, bfloat16, two layers with dense MLPs. Writes <out>/<gpu>/models.json:
+Random weights at real attention sizes, bfloat16, two layers with dense MLPs. Writes <out>/<gpu>/models.json and .png:
 milliseconds, the most memory, the error of logits and gradients against the model's own code in float32.
 """
 
@@ -17,7 +17,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from cupymla.bench import machine, report
 from cupymla.cli.terminal import exit_with
 
 LAYERS, CHUNK, VOCABULARY, GIB = 2, 1024, 1024, 2**30
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Work:
             a prompt), "graph" (the same with a static cache, as a CUDA graph), "module" (one attention module of the
             sizes that the family's configuration has by default, forward and backward) or "error" (no times).
         heads, tokens, batch: of attention, of a sequence, sequences.
-        attention: "cupymla", or transformers' own: "sdpa" or "eager".
+        attention: "cupymla"; transformers' own, "sdpa" or "eager"; or "none", zeros in its place.
         family: the model's type.
         cache: "fp8", or nothing: the model's dtype.
     """
@@ -62,6 +64,7 @@ def _beside(what: str, heads: int, tokens: int, batch: int = 1, own: str = "sdpa
 
 WORKS: tuple[Work, ...] = (
     *_beside("train", 32, 8192),
+    Work("train", 32, 8192, attention="none"),
     *_beside("train", 32, 16384),
     Work("train", 32, 65536),
     *_beside("prefill", 64, 32768),
@@ -116,7 +119,7 @@ def model_of(work: Work, hidden: int, dtype: Any) -> Any:
 
     from cupymla.interop import transformers as dsa
 
-    own = "eager" if work.attention == "cupymla" else work.attention
+    own = {"cupymla": "eager", "none": "sdpa"}.get(work.attention, work.attention)
     options = {"num_hidden_layers": LAYERS, "qk_rope_head_dim": 64} | OPTIONS.get(work.family, {})
     attention = {
         "hidden_size": hidden,
@@ -146,6 +149,9 @@ def model_of(work: Work, hidden: int, dtype: Any) -> Any:
     model = kind.from_config(config, attn_implementation=own).to("cuda", dtype)
     if work.attention == "cupymla":
         dsa.enable(model, cache="fp8" if work.cache else None)
+    if work.attention == "none":
+        for layer in model.model.layers:
+            layer.self_attn.forward = lambda hidden_states, *_, **__: (torch.zeros_like(hidden_states), None, None)
     return model
 
 
@@ -337,6 +343,62 @@ def row_of(work: Work) -> dict[str, Any]:
     return {**asdict(work), **found, "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)}
 
 
+_WORDS = {
+    "train": "training step",
+    "prefill": "prefill in chunks of 1024",
+    "decode": "decode step",
+    "graph": "decode step, static cache, CUDA graph",
+    "module": "attention module of GLM-5's sizes, forward and backward",
+}
+
+
+def described(row: Mapping[str, Any]) -> str:
+    """What a row timed, in words."""
+    batch = "" if row["batch"] == 1 else f", batch {row['batch']}"
+    cache = f", {row['cache']} cache" if row.get("cache") else ""
+    return f"{_WORDS[row['what']]}, {row['heads']} heads, {row['tokens']} tokens{batch}{cache}"
+
+
+def side_by_side(rows: Iterable[Row]) -> dict[str, tuple[Row | None, Row | None]]:
+    """Of each work that was timed, its row of transformers alone and that with cupymla."""
+    found: dict[str, tuple[Row | None, Row | None]] = {}
+    for row in rows:
+        if row["what"] != "error" and row["attention"] != "none":
+            own, ours = found.get(described(row), (None, None))
+            found[described(row)] = (own, row) if row["attention"] == "cupymla" else (row, ours)
+    return found
+
+
+def draw(rows: Iterable[Row], title: str, file: Path) -> None:
+    """Bars of time and of memory of the works that ran both ways, transformers alone lighter. Needs matplotlib."""
+    from matplotlib import pyplot
+
+    pairs = {
+        name: (own, ours)
+        for name, (own, ours) in side_by_side(rows).items()
+        if own and ours and "ms" in own and "ms" in ours
+    }
+    size = report.LABEL_SIZE
+    figure, every = report.panels([f"{name}\n" for name in pairs], 2, 12.0)
+    for axes, (key, label) in zip(every, {"ms": "time, ms", "peak_gib": "the most memory, GiB"}.items(), strict=True):
+        values = [row[key] for pair in pairs.values() for row in pair]
+        left, right = (10.0**exponent for exponent in report.decades(values))
+        report.frame(axes, len(pairs), left, right)
+        axes.set_xscale("log")
+        for side, (color, who) in enumerate((("#a9c1d9", "transformers alone"), ("#4477aa", "with cupymla"))):
+            for place, pair in enumerate(pairs.values()):
+                at, value = place + 0.4 * side - 0.2, pair[side][key]
+                axes.barh(at, value - left, left=left, color=color, height=0.36, label=who if place == 0 else None)
+                axes.text(value, at, f" {report.in_digits(value)}", va="center", fontsize=size)
+        axes.set_xlabel(label, fontsize=size + 1)
+        axes.set_yticks(range(len(pairs)), pairs if axes is every[0] else [""] * len(pairs), fontsize=size)
+    handles, labels = every[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=size, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; 2 without a GPU."""
     from cupymla import driver
@@ -361,7 +423,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = {"transformers": transformers.__version__, "date": origin["date"], "commit": origin["commit"]}
         rows = kept(options.out, origin["gpu"]) | {name: row | run for name, row in rows.items()}
         ordered = [rows[work.name] for work in WORKS if work.name in rows]
-        report.write(options.out, "models", {**origin, "transformers": run["transformers"], "rows": ordered})
+        file = report.write(options.out, "models", {**origin, "transformers": run["transformers"], "rows": ordered})
+        draw(
+            ordered,
+            f"two layers of transformers' models on {origin['gpu']}, {origin['date']}",
+            file.with_suffix(".png"),
+        )
     return 0
 
 

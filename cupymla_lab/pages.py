@@ -26,6 +26,7 @@ from cupymla.build import pack
 from cupymla.ops import registry
 
 from . import examples, gpu_tests
+from .models import described, side_by_side
 from .subjects import Subject
 
 GENERATIONS: Mapping[str, tuple[str, ...]] = {
@@ -208,16 +209,6 @@ def host() -> str:
 ModelRow = Mapping[str, Any]
 
 
-def _model_rows(content: Mapping[str, Any]) -> dict[str, tuple[ModelRow | None, ModelRow | None]]:
-    """Of each work that was timed, its row of transformers alone and that with cupymla."""
-    found: dict[str, tuple[ModelRow | None, ModelRow | None]] = {}
-    for row in content["rows"]:
-        if row["what"] != "error":
-            own, ours = found.get(_work(row), (None, None))
-            found[_work(row)] = (own, row) if row["attention"] == "cupymla" else (row, ours)
-    return found
-
-
 def _recorded_models() -> dict[str, Any]:
     """What `python -m cupymla_lab models` wrote last; no rows where it has not."""
     file = newest("models")
@@ -229,11 +220,14 @@ def models() -> str:
     content = _recorded_models()
     if not content["rows"]:
         return report.marked_text("models", "No run is recorded yet.")
+    rest = {described(row): row for row in content["rows"] if row["attention"] == "none"}
     cells = [
-        [work, _cost(own), _cost(ours), _faster(own, ours, 1)] for work, (own, ours) in _model_rows(content).items()
+        [work, _cost(own), _cost(ours), _faster(own, ours, 1), _attention_faster(own, ours, rest.get(work))]
+        for work, (own, ours) in side_by_side(content["rows"]).items()
     ]
     heading = f"{content['gpu']}, {_runs(content)}; time, and the most memory."
-    return report.marked_table("models", heading, ["work", "transformers alone", "with cupymla", "faster"], cells)
+    columns = ["work", "transformers alone", "with cupymla", "faster", "attention alone"]
+    return report.marked_table("models", heading, columns, cells)
 
 
 def model_errors() -> str:
@@ -271,19 +265,11 @@ def _faster(own: ModelRow | None, ours: ModelRow | None, digits: int) -> str:
     return f"{own['ms'] / ours['ms']:.{digits}f}x"
 
 
-_WORDS = {
-    "train": "training step",
-    "prefill": "prefill in chunks of 1024",
-    "decode": "decode step",
-    "graph": "decode step, static cache, CUDA graph",
-    "module": "attention module of GLM-5's sizes, forward and backward",
-}
-
-
-def _work(row: ModelRow) -> str:
-    batch = "" if row["batch"] == 1 else f", batch {row['batch']}"
-    cache = f", {row['cache']} cache" if row.get("cache") else ""
-    return f"{_WORDS[row['what']]}, {row['heads']} heads, {row['tokens']} tokens{batch}{cache}"
+def _attention_faster(own: ModelRow | None, ours: ModelRow | None, rest: ModelRow | None) -> str:
+    """The same of what is attention: without the time of the step that has none."""
+    if not own or not ours or not rest or not {"ms"} <= own.keys() & ours.keys() & rest.keys():
+        return ""
+    return f"{(own['ms'] - rest['ms']) / (ours['ms'] - rest['ms']):.1f}x, without {rest['ms']:.1f} ms"
 
 
 def _cost(row: ModelRow | None) -> str:
@@ -370,7 +356,7 @@ def _lost(operator: str, peer: str) -> str:
 def _of_models() -> str:
     """How much faster two layers of a model of transformers are."""
     content = _recorded_models()
-    found = _model_rows(content)
+    found = side_by_side(content["rows"])
     train, prefill = "training step, 32 heads, 8192 tokens", "prefill in chunks of 1024, 64 heads, 131072 tokens"
     times = _faster(*found[train], 1), _faster(*found[prefill], 1)
     return (
