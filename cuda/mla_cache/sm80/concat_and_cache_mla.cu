@@ -10,7 +10,7 @@
 namespace cupymla::mla_cache {
 
 constexpr int kThreads = 128;
-constexpr int kCtasPerSm = 9;      // at least
+constexpr int kCtasPerSm = 9;      // at least: 36 warps, each with a kilobyte of bf16 on its way
 constexpr int kWarp = 32;
 constexpr int kMostLanesLog2 = 3;  // of a group
 constexpr int kPieces = 2;         // of a lane, eight each, of the 512 latents of a row that stays bf16
@@ -34,33 +34,35 @@ __device__ __forceinline__ void store_bf16(uint8_t* target, const Loaded<kType, 
 }
 
 // Where a slot's row is in the cache, and its scales.
-struct Row {
-  uint8_t* begin;
+struct Target {
+  uint8_t* row;
   uint8_t* scales;
 
-  __device__ __forceinline__ Row(const ConcatParameters& params, const Slot& slot) {
+  __device__ __forceinline__ Target(const ConcatParameters& params, const Slot& slot) {
     const Place place(slot.low, params.page, params.page_reciprocal);
     uint8_t* const block = params.cache + place.block * params.block_bytes;
-    begin = block + static_cast<int64_t>(place.place) * params.row_bytes;
+    row = block + static_cast<int64_t>(place.place) * params.row_bytes;
     scales = params.exponents == 0
-                 ? begin + params.codes
+                 ? row + params.codes
                  : block + static_cast<int64_t>(params.page) * params.row_bytes + place.place * int64_t{8};
   }
 };
 
 // A lane's latents become codes; the first lane of a group has its scale.
 template <int32_t kType, bool kAligned>
-__device__ __forceinline__ void store_codes(const ConcatParameters& params, const Row& row, int lane,
+__device__ __forceinline__ void store_codes(const ConcatParameters& params, const Target& target, int lane,
                                             float (&values)[kLaneChannels], float amax) {
   const float scale = latent_scale(fminf(amax, largest(kType)), params.pow2 != 0);
   const bool is_coded = lane * kLaneChannels < params.codes;
-  if (is_coded) store_vector<kAligned ? 16 : 8>(row.begin + lane * kLaneChannels, codes_of<kType>(values, amax, scale));
+  if (is_coded) {
+    store_vector<kAligned ? 16 : 8>(target.row + lane * kLaneChannels, codes_of<kType>(values, amax, scale));
+  }
   const int group = lane >> params.lanes_log2;
   if (lane != group << params.lanes_log2) return;
   if (params.exponents == 0) {
-    reinterpret_cast<float*>(row.scales)[group] = scale;
+    reinterpret_cast<float*>(target.scales)[group] = scale;
   } else {
-    row.scales[group] = is_coded ? static_cast<uint8_t>(__float_as_uint(scale) >> 23) : 0;  // the last of no group
+    target.scales[group] = is_coded ? static_cast<uint8_t>(__float_as_uint(scale) >> 23) : 0;  // the last of no group
   }
 }
 
@@ -80,21 +82,21 @@ __device__ __forceinline__ void write_token(const ConcatParameters& params, int6
     loaded.widen(values);
     const float amax = largest_magnitude<kMostLanesLog2>(values, 1 << params.lanes_log2);
     if (!slot.is_in(params.num_slots)) return;
-    const Row row(params, slot);
-    if (has_rope) store_bf16(row.begin + params.rope_begin + lane * kChannels * 2, rope);
-    store_codes<kType, kAligned>(params, row, lane, values, amax);
+    const Target target(params, slot);
+    if (has_rope) store_bf16(target.row + params.rope_begin + lane * kChannels * 2, rope);
+    store_codes<kType, kAligned>(params, target, lane, values, amax);
   } else {
     Loaded<kType, kAligned, kChannels> pieces[kPieces];
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) pieces[i].load(latents + (i * kWarp + lane) * kChannels * bytes);
     // Without a branch, behind which the compiler would put the loads.
     const bool is_in = slot.is_in(params.num_slots);
-    const Row row(params, slot);
+    const Target target(params, slot);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      if (is_in) store_bf16(row.begin + (i * kWarp + lane) * kChannels * 2, pieces[i]);
+      if (is_in) store_bf16(target.row + (i * kWarp + lane) * kChannels * 2, pieces[i]);
     }
-    if (is_in && has_rope) store_bf16(row.begin + params.rope_begin + lane * kChannels * 2, rope);
+    if (is_in && has_rope) store_bf16(target.row + params.rope_begin + lane * kChannels * 2, rope);
   }
 }
 

@@ -1,6 +1,7 @@
 // A group of channels with one scale, sixteen in each of neighbouring lanes: its largest magnitude, and its codes.
 #pragma once
 
+#include "../../common/reciprocal.cuh"
 #include "e4m3.cuh"
 #include "floats.cuh"
 #include "wide.cuh"
@@ -92,8 +93,8 @@ struct Divisor {
   const float divisor;
   float reciprocal;
 
-  __device__ __forceinline__ explicit Divisor(float divisor) : divisor(divisor) {
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
+  __device__ __forceinline__ explicit Divisor(float divisor)
+      : divisor(divisor), reciprocal(reciprocal_approx(divisor)) {
     if constexpr (kType == kFloat32) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -12,7 +12,7 @@
 namespace cupymla::mla_cache {
 
 constexpr int kThreads = 128;
-constexpr int kCtasPerSm = 9;      // at least
+constexpr int kCtasPerSm = 9;      // at least: 36 warps, each with a kilobyte of bf16 on its way
 constexpr int kMostLanesLog2 = 4;  // of a group
 
 // A group by its number over all rows.

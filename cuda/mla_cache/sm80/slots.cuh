@@ -1,23 +1,12 @@
 // Slots of a cache's tokens, for kernels that write: asked for long before they are used.
 #pragma once
 
+#include "../../common/load_if.cuh"
 #include "../../common/types.cuh"
 
 namespace cupymla::mla_cache {
 
-// A word, or 0. Neither a branch nor `.nc`: ptxas puts either where the value is used, behind waits for other loads (PTX
-// ISA, "Predicated Execution", "ld").
-__device__ __forceinline__ uint32_t load_if(bool wanted, const uint32_t* address) {
-  uint32_t word;
-  asm volatile(
-      "{\n .reg .pred wanted;\n setp.ne.u32 wanted, %1, 0;\n mov.u32 %0, 0;\n @wanted ld.global.u32 %0, [%2];\n}"
-      : "=&r"(word)
-      : "r"(static_cast<uint32_t>(wanted)), "l"(address)
-      : "memory");
-  return word;
-}
-
-// The two halves of a slot; the upper of one of 32 bits is 0, and so is all of it where `slots` is null.
+// The two halves of a slot; the upper of one of 32 bits is 0, and both are where `slots` is null.
 struct Slot {
   uint32_t low, high;
 

@@ -34,8 +34,8 @@ CHANNELS = 8
 LANE_CHANNELS = 16
 """Of a thread that makes codes; `kLaneChannels` in cuda/mla_cache/sm80/group.cuh."""
 
-_THREADS_PER_SM = 4096
-"""Twice as many as run at a time: a grid-stride loop with more would only start and end them."""
+_CTAS_PER_SM, _THREADS_PER_SM = 16, 4096
+"""Of a grid, whichever is more: a grid-stride loop with more would only start and end them."""
 
 _RECORDS: dict[str, type[ctypes.Structure]] = {
     "quantize_fp8": QuantizeParameters,
@@ -78,7 +78,8 @@ def launcher(
     kernel = build.kernel(source, device.index)
     check_record(source, kernel.facts, type(record))
     size = cta_threads or kernel.facts["threads"]
-    number = min(-(-threads // size), _THREADS_PER_SM // size * driver.multiprocessor_count(device.index))
+    most = max(_CTAS_PER_SM, _THREADS_PER_SM // size) * driver.multiprocessor_count(device.index)
+    number = min(-(-threads // size), most)
     return Launcher(kernel, Geometry((number, 1, 1), size, kernel.facts["smem_bytes"] + smem_bytes), (record,))
 
 
