@@ -78,12 +78,12 @@ __device__ __forceinline__ void write_token(const ConcatParameters& params, int6
   if (params.codes != 0) {
     Loaded<kType, kAligned, kLaneChannels> loaded;
     if (lane * kLaneChannels < params.codes) loaded.load(latents + lane * kLaneChannels * bytes);
-    float values[kLaneChannels];
-    loaded.widen(values);
-    const float amax = largest_magnitude<kMostLanesLog2>(values, 1 << params.lanes_log2);
     if (!slot.is_in(params.num_slots)) return;
     const Target target(params, slot);
     if (has_rope) store_bf16(target.row + params.rope_begin + lane * kChannels * 2, rope);
+    float values[kLaneChannels];
+    loaded.widen(values);
+    const float amax = largest_magnitude<kMostLanesLog2>(values, 1 << params.lanes_log2);
     store_codes<kType, kAligned>(params, target, lane, values, amax);
   } else {
     Loaded<kType, kAligned, kChannels> pieces[kPieces];
