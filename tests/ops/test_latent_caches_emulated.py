@@ -82,7 +82,7 @@ def require_gathered(arguments: dict[str, Any], arch: str = "sm_90") -> None:
 def test_written_and_gathered_bits(
     cache_format: str, rule: Any, dtype: Any, page: int, gap: int, rank: int, arch: str
 ) -> None:
-    """A row's address is a multiple of its dtype's size alone in every other row."""
+    """A row's address is a multiple of its dtype's size alone in every other row; then all rows take vectors."""
     channels, _ = WIDTHS[cache_format]
     odd = values(channels + 65, dtype)
     slots = PLACES.copy()
@@ -91,6 +91,8 @@ def test_written_and_gathered_bits(
         **{"kv_c": odd[:, :channels], "k_pe": odd[:, channels + 1 :], "slot_mapping": slots},
         **{"cache_format": cache_format, "scale_rule": rule},
     }
+    require_written(cache_of(cache_format, page, gap, rank), arguments, arch)
+    arguments |= {name: arguments[name].copy() for name in ("kv_c", "k_pe")}
     cache = require_written(cache_of(cache_format, page, gap, rank), arguments, arch)
     require_gathered({"cache": cache, "slots": slots, "cache_format": cache_format}, arch)
 

@@ -108,13 +108,14 @@ PLACES = np.array([2, -1, 11, 12, 0, -(2**31), 2**31 - 1, 5, 7], np.int64)
 @pytest.mark.parametrize(("page", "gap", "rank"), [(4, 0, 3), (3, 4, 4), (1, 12, 3), (2, 16, 3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_written_bits(arch: str, page: int, gap: int, rank: int, dtype: Any) -> None:
+    """Of rows at odd addresses, and of rows that take vectors."""
     wide = np.random.default_rng(1).standard_normal((len(PLACES), 131)).astype(dtype)
     slots = np.stack([PLACES, PLACES], axis=-1)[:, 0]
     slots[3] = 2**32 + 1  # what is a slot in its lower half
     k = wide[:, 3:] if dtype == np.float16 else wide[:, :128]
     arguments: dict[str, Any] = {"k": k, "cache": cache_of(12 // page, page, gap, rank), "slot_mapping": slots}
     require_same("indexer_k_quant_and_cache", arguments, ("cache",), arch)
-    arguments |= {"slot_mapping": PLACES.astype(np.int32), "scale_rule": "pow2"}
+    arguments |= {"k": k.copy(), "slot_mapping": PLACES.astype(np.int32), "scale_rule": "pow2"}
     require_same("indexer_k_quant_and_cache", arguments, ("cache",), arch)
 
 

@@ -30,10 +30,21 @@ __device__ __forceinline__ uint32_t e4m3_pair(float first, float second) {
 #endif
 }
 
+// A quotient of two numbers, made better by what it leaves of the dividend.
+__device__ __forceinline__ float corrected(float value, float quotient, float divisor, float reciprocal) {
+  return __fmaf_rn(-__fmaf_rn(quotient, divisor, -value), reciprocal, quotient);
+}
+
+// A number that is not negative over 448, rounded as IEEE 754 has it if it is normal: tried for each significand.
+__device__ __forceinline__ float over_448(float value) {
+  constexpr float kReciprocal = 1.0f / 448.0f;
+  return corrected(value, __fmul_rn(value, kReciprocal), 448.0f, kReciprocal);
+}
+
 // The scale of a group whose largest magnitude is `amax`, finite. DeepGEMM's rule for indexer keys: a group below 1e-4
 // has the scale of 1e-4. With `pow2` the scale is rounded up to a power of two.
 __device__ __forceinline__ float scale_of(float amax, bool pow2) {
-  const float scale = __fdiv_rn(fmaxf(amax, 1e-4f), 448.0f);
+  const float scale = over_448(fmaxf(amax, 1e-4f));
   return pow2 ? __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & 0xff800000u) : scale;
 }
 

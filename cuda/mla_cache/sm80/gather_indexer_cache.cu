@@ -1,6 +1,7 @@
 // Keys of the lightning indexer out of a cache's pages: rows of codes, and their scales. Eight lanes have a row, 16
 // bytes each. What is computed: `gather_indexer_cache` in cupymla/ops/mla_cache/reference.py.
 #include "../../common/entry.cuh"
+#include "../../common/math.cuh"
 #include "../../common/types.cuh"
 #include "floats.cuh"
 #include "pages.cuh"
@@ -45,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::mla_cache::kThreads)
     uint4 codes = make_uint4(0u, 0u, 0u, 0u);
     float scale = 0.0f;
     if (slot >= 0 && slot < params.num_slots) {
-      const IndexerSlot place(slot, params.page, params.block_bytes);
+      const int64_t block = quotient(slot, params.page);
+      const IndexerSlot place(block, slot - block * params.page, params.page, params.block_bytes);
       codes = load_vector(params.cache + place.codes + byte);
       if (byte == 0) scale = __ldg(reinterpret_cast<const float*>(params.cache + place.scale));
     }

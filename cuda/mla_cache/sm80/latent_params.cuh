@@ -15,16 +15,17 @@ struct ConcatParameters {
   int64_t block_bytes;                    // between two blocks of the cache
   int64_t num_slots;                      // of the cache
   int64_t tokens;
-  int32_t page;        // slots of a block
-  int32_t slots_wide;  // 1: slots are int64
-  int32_t type;        // FloatType of kv_c and k_pe
-  int32_t channels, rope;
-  int32_t codes;       // channels of kv_c that become e4m3: all or none
-  int32_t row_bytes;   // between two rows of a block
-  int32_t wide_begin;  // bytes of a row before its bf16 channels
-  int32_t lanes_log2;  // lanes that share a scale
-  int32_t exponents;   // 1: scales are E8M0 behind all rows of a block; 0: fp32 behind a row's codes
-  int32_t pow2;        // 1: scales are powers of two
+  int32_t page;              // slots of a block
+  uint32_t page_reciprocal;  // (2^32 - 1) / page
+  int32_t slots_wide;        // 1: slots are int64
+  int32_t type;              // FloatType of kv_c and k_pe
+  int32_t rope;              // channels of k_pe
+  int32_t codes;             // channels of kv_c that become e4m3: all or none
+  int32_t row_bytes;         // between two rows of a block
+  int32_t rope_begin;        // bytes of a row before its rotary part
+  int32_t lanes_log2;        // lanes that share a scale
+  int32_t exponents;         // 1: scales are E8M0 behind all rows of a block; 0: fp32 behind a row's codes
+  int32_t pow2;              // 1: scales are powers of two
 };
 
 struct GatherLatentParameters {

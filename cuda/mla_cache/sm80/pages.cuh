@@ -3,19 +3,17 @@
 // "indexer_fp8": a block of `page` tokens is page rows of 128 codes, then page fp32 scales.
 #pragma once
 
-#include "../../common/math.cuh"
 #include "../../common/types.cuh"
 
 namespace cupymla::mla_cache {
 
 constexpr int kIndexerChannels = 128;
 
-// A slot of a cache of indexer keys.
+// A slot of a cache of indexer keys, by its block and its place in that.
 struct IndexerSlot {
   int64_t codes, scale;  // bytes from the cache's beginning
 
-  __device__ __forceinline__ IndexerSlot(int64_t slot, int64_t page, int64_t block_bytes) {
-    const int64_t block = quotient(slot, page), place = slot - block * page;
+  __device__ __forceinline__ IndexerSlot(int64_t block, int64_t place, int64_t page, int64_t block_bytes) {
     const int64_t begin = block * block_bytes;
     codes = begin + place * kIndexerChannels;
     scale = begin + page * kIndexerChannels + place * static_cast<int64_t>(sizeof(float));

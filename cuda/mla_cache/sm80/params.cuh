@@ -21,12 +21,13 @@ struct QuantizeParameters {
   int64_t slots_row;
   int64_t block_bytes;  // between two blocks of the cache
   int64_t num_slots;    // of the cache
-  int32_t page;         // slots of a block
-  int32_t slots_wide;   // 1: slots are int64
-  int32_t groups;       // of a row
-  int32_t lanes_log2;   // lanes that share a group
-  int32_t type;         // FloatType of x
-  int32_t pow2;         // 1: scales are powers of two
+  int32_t page;              // slots of a block
+  uint32_t page_reciprocal;  // (2^32 - 1) / page
+  int32_t slots_wide;        // 1: slots are int64
+  int32_t groups;            // of a row
+  int32_t lanes_log2;        // lanes that share a group
+  int32_t type;              // FloatType of x
+  int32_t pow2;              // 1: scales are powers of two
 };
 
 struct DequantizeParameters {

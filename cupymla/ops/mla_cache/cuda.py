@@ -31,8 +31,11 @@ from .spec import ARGUMENTS, DEQUANTIZE, FLOATS, HADAMARD, DequantizeViews, Hada
 CHANNELS = 8
 """Of a thread; `kChannels` in cuda/mla_cache/sm80/floats.cuh."""
 
-_CTAS_PER_SM = 16
-"""Twice as many as run at a time: a grid-stride loop with more would only start and end them."""
+LANE_CHANNELS = 16
+"""Of a thread that makes codes; `kLaneChannels` in cuda/mla_cache/sm80/group.cuh."""
+
+_CTAS_PER_SM, _THREADS_PER_SM = 16, 4096
+"""Of a grid, whichever is more: a grid-stride loop with more would only start and end them."""
 
 _RECORDS: dict[str, type[ctypes.Structure]] = {
     "quantize_fp8": QuantizeParameters,
@@ -75,7 +78,8 @@ def launcher(
     kernel = build.kernel(source, device.index)
     check_record(source, kernel.facts, type(record))
     size = cta_threads or kernel.facts["threads"]
-    number = min(-(-threads // size), _CTAS_PER_SM * driver.multiprocessor_count(device.index))
+    most = max(_CTAS_PER_SM, _THREADS_PER_SM // size) * driver.multiprocessor_count(device.index)
+    number = min(-(-threads // size), most)
     return Launcher(kernel, Geometry((number, 1, 1), size, kernel.facts["smem_bytes"] + smem_bytes), (record,))
 
 
@@ -95,13 +99,13 @@ class Quantize(Launches):
         codes, scales = results
         self._record = QuantizeParameters(
             groups=problem.channels // problem.options.group,
-            lanes_log2=(problem.options.group // CHANNELS).bit_length() - 1,
+            lanes_log2=(problem.options.group // LANE_CHANNELS).bit_length() - 1,
             type=FLOATS.index(problem.dtype),
             pow2=int(problem.options.scale_rule == "pow2"),
             scales_group=scales.strides[-1],
         )
         _lay_out(self._record, problem, x=views.x, codes=codes, scales=scales)
-        threads = math.prod(problem.shape) // CHANNELS
+        threads = math.prod(problem.shape) // LANE_CHANNELS
         super().__init__(launcher("quantize_fp8", ARGUMENTS.operator, problem.device, self._record, threads))
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
@@ -154,6 +158,11 @@ class Hadamard(Launches):
         (self._record.out,) = results
 
 
+def page_reciprocal(page: int) -> int:
+    """Its product with a slot has the slot's block, or the one before, above bit 31."""
+    return (2**32 - 1) // page
+
+
 class Write(Launches):
     """`indexer_k_quant_and_cache`: a binding; see `cupymla.ops.bound`. The kernel is that of `quantize_fp8`."""
 
@@ -166,14 +175,15 @@ class Write(Launches):
             block_bytes=pages.block_bytes,
             num_slots=pages.num_slots,
             page=pages.page,
+            page_reciprocal=page_reciprocal(pages.page),
             slots_wide=int(slots.dtype == "int64"),
             groups=1,
-            lanes_log2=(INDEXER_FP8.channels // CHANNELS).bit_length() - 1,
+            lanes_log2=(INDEXER_FP8.channels // LANE_CHANNELS).bit_length() - 1,
             type=FLOATS.index(problem.dtype),
             pow2=int(problem.options.scale_rule == "pow2"),
         )
         # Without a slot there is nothing to write, and no address.
-        threads = problem.tokens * INDEXER_FP8.channels // CHANNELS if pages.num_slots else 0
+        threads = problem.tokens * INDEXER_FP8.channels // LANE_CHANNELS if pages.num_slots else 0
         super().__init__(launcher("quantize_fp8", WRITE.operator, problem.device, self._record, threads))
 
     def point(self, views: WriteViews, results: Sequence[int], workspace: int) -> None:

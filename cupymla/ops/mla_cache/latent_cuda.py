@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from ...tensor import View
 from ..bound import Launches, Results
-from .cuda import CHANNELS, launcher, lay_out_places, point_at_places
+from .cuda import CHANNELS, LANE_CHANNELS, launcher, lay_out_places, page_reciprocal, point_at_places
 from .latent_spec import CONCAT, GATHER, ConcatProblem, ConcatViews, GatherProblem, GatherViews
 from .records import ConcatParameters, GatherLatentParameters
 from .spec import FLOATS
+
+_WARP = 32
+"""Threads that have a token; `kWarp` in cuda/mla_cache/sm80/concat_and_cache_mla.cu."""
 
 
 class Concat(Launches):
@@ -25,19 +28,19 @@ class Concat(Launches):
             num_slots=pages.num_slots,
             tokens=problem.tokens,
             page=pages.page,
+            page_reciprocal=page_reciprocal(pages.page),
             slots_wide=int(slots.dtype == "int64"),
             type=FLOATS.index(problem.dtype),
-            channels=problem.channels,
             rope=problem.rope,
             codes=layout.codes,
             row_bytes=layout.row_bytes(problem.channels + problem.rope),
-            wide_begin=layout.wide_begin,
-            lanes_log2=(layout.group // CHANNELS).bit_length() - 1 if layout.group else 0,
+            rope_begin=layout.wide_begin + 2 * (problem.channels - layout.codes),
+            lanes_log2=(layout.group // LANE_CHANNELS).bit_length() - 1 if layout.group else 0,
             exponents=int(layout.exponents),
             pow2=int(layout.exponents or problem.options.scale_rule == "pow2"),
         )
         # Without a slot there is nothing to write, and no address.
-        threads = problem.tokens * (problem.channels + problem.rope) // CHANNELS if pages.num_slots else 0
+        threads = problem.tokens * _WARP if pages.num_slots else 0
         super().__init__(launcher("concat_and_cache_mla", CONCAT.operator, problem.device, self._record, threads))
 
     def point(self, views: ConcatViews, results: Sequence[int], workspace: int) -> None:

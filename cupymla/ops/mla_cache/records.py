@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-_P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+_P, _I64, _I32, _U32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
 _AXES = _I64 * 3
 
 
@@ -15,7 +15,9 @@ class QuantizeParameters(ctypes.Structure):
         *((name, _P) for name in ("x", "codes", "scales", "slots")),
         *((name, _AXES) for name in ("extents", "x_strides", "codes_strides", "scales_strides")),
         *((name, _I64) for name in ("scales_group", "slots_row", "block_bytes", "num_slots")),
-        *((name, _I32) for name in ("page", "slots_wide", "groups", "lanes_log2", "type", "pow2")),
+        ("page", _I32),
+        ("page_reciprocal", _U32),
+        *((name, _I32) for name in ("slots_wide", "groups", "lanes_log2", "type", "pow2")),
     )
 
 
@@ -47,8 +49,10 @@ class ConcatParameters(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("kv_c", "k_pe", "cache", "slots")),
         *((name, _I64) for name in ("kv_c_row", "k_pe_row", "slots_row", "block_bytes", "num_slots", "tokens")),
-        *((name, _I32) for name in ("page", "slots_wide", "type", "channels", "rope", "codes", "row_bytes")),
-        *((name, _I32) for name in ("wide_begin", "lanes_log2", "exponents", "pow2")),
+        ("page", _I32),
+        ("page_reciprocal", _U32),
+        *((name, _I32) for name in ("slots_wide", "type", "rope", "codes", "row_bytes", "rope_begin")),
+        *((name, _I32) for name in ("lanes_log2", "exponents", "pow2")),
     )
 
 
