@@ -33,6 +33,7 @@ static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kStages && ThisConfig::kS
 
 extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig::kThreads, 1)
     paged_indexer_logits(const __grid_constant__ cupymla::TensorMap q_map,
+                         const __grid_constant__ cupymla::TensorMap k_map,
                          const __grid_constant__ cupymla::paged_indexer::ScoringParameters params) {
   using namespace cupymla;
   using namespace cupymla::paged_indexer;
@@ -43,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
   griddepcontrol_launch_dependents();
   const uint32_t thread = threadIdx.x;
   prefetch_lengths(params.paged, thread);
+  if (thread == ThisConfig::kConsumerThreads) tma_prefetch_descriptor(k_map);
   if (thread - ThisConfig::kConsumerThreads < 32) prefetch_queries(params, q_map, static_cast<int>(thread % 32));
   const int32_t block = guessed_block(params.paged, thread);
   prefetch_tables(params.paged);
@@ -58,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
     if (warp == 0) {
       load_queries(storage, params, work, q_map);
     } else if (warp <= ThisConfig::kKeyWarps) {
-      KeyLoader{storage, params, warp - 1}.run(work);
+      KeyLoader{storage, params, k_map, warp - 1}.run(work);
     }
   } else {
     warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();

@@ -40,6 +40,7 @@ struct ScoringParameters {
   int32_t fill_end;      // -inf is written from a query's last key to here; 0: nothing is
   int32_t bf16_weights;  // 0: fp32
   int32_t wide_copies;   // 0: keys lie at multiples of 4 bytes only; 1: of 16
+  int32_t box_keys;      // keys of a block that a tensor copy brings in, a power of two; 0: there is no map of keys
   float floor;           // of a product: 0, or -inf where there is no ReLU
 };
 

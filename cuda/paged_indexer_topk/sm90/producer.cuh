@@ -99,6 +99,7 @@ struct KeyLoader {
 
   Storage& storage;
   const ScoringParameters& params;
+  const TensorMap& k_map;
   const uint32_t number;  // of the warp
   const int lane = static_cast<int>(threadIdx.x % 32);
   // Keys are read once. What selects from the scores finds them in L2 where keys have not driven them out.
@@ -163,12 +164,16 @@ struct KeyLoader {
     if (lane == 0) {
       storage.there[stage][0] = words[0];
       storage.there[stage][1] = words[1];
-      storage.k_full[stage].arrive();
     }
-    if (params.wide_copies != 0) {
-      copy_rows<16>(keys, block, words, stage);
+    if (params.box_keys != 0) {
+      copy_boxes(keys, words, stage);
     } else {
-      copy_rows<4>(keys, block, words, stage);
+      if (lane == 0) storage.k_full[stage].arrive();
+      if (params.wide_copies != 0) {
+        copy_rows<16>(keys, block, words, stage);
+      } else {
+        copy_rows<4>(keys, block, words, stage);
+      }
     }
     if constexpr (ThisConfig::kHasScales) {
 #pragma unroll
@@ -179,6 +184,29 @@ struct KeyLoader {
       }
     }
     storage.k_full[stage].arrive_after_copies();
+  }
+
+  // One lane's tensor copies of the keys of blocks. For a block whose first key nobody sees, or that is not in the
+  // cache, it names one behind the last, which reads as zeros.
+  __device__ __forceinline__ void copy_boxes(const Keys& keys, const uint32_t (&words)[2], uint32_t stage) const {
+    if (lane == 0) storage.k_full[stage].arrive_and_expect(ThisConfig::kKeyTileBytes);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+      for (int first = 0; first < 32 && half * 32 % params.box_keys == 0; first += params.box_keys) {
+        const int32_t block = __shfl_sync(0xffffffffu, keys.block[half], first);
+        const int32_t place = static_cast<int32_t>(__shfl_sync(0xffffffffu, keys.place[half], first));
+        const bool there = (words[half] >> first & 1u) != 0;
+        if (lane != 0) continue;
+#pragma unroll
+        for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
+          tma_load_4d(storage.k[stage][column] + (half * 32 + first) * ThisConfig::kSpan, k_map,
+                      storage.k_full[stage], column * ThisConfig::kSpan / ThisConfig::kElementBytes, place,
+                      there ? block : params.paged.blocks, 0, l2_policy);
+        }
+      }
+    }
+    __syncwarp();
   }
 
   // A pass copies 512 bytes of several keys; zeros for those that are not there.

@@ -6,7 +6,8 @@
 //            | again with TMA's bytes                  |                     | lengths are in buffer b
 // q_free[b]  | every consumer warp                     | query warp          | buffer b may be refilled
 // k_full[s]  | 32 lanes of a key warp by their copies, | consumer t % the    | key tile t, t % stages = s, is in
-//            | one more for the words of `there`       | number of consumers | stage s
+//            | one more for the words of `there`, with | number of consumers | stage s
+//            | the bytes of tensor copies              |                     |
 // k_free[s]  | 4 warps of that consumer                | key warp            | stage s may be refilled
 //
 // Before the roles part, __syncthreads. Nobody waits for what is not there: a CTA's tiles are known to all its warps,

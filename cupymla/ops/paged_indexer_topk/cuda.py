@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
+from ...tensormap import TileMap
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..indexer_logits import cuda as dense
@@ -22,6 +23,7 @@ from .spec import OPERATOR, LogitsViews, Problem, ScoredViews, Views
 
 T = TypeVar("T")
 
+_SWIZZLE_ROWS = 8
 _HEADED = ("weights", "q_scale")
 _LISTS = ("block_tables", "context_lens")
 _BY_REQUEST = ("q", *_HEADED, *_LISTS)
@@ -47,7 +49,8 @@ class ScoringParameters(ctypes.Structure):
         *((f"{name}_{axis}", ctypes.c_int64) for name in _HEADED for axis in ("request", "query", "head")),
         *((name, ctypes.c_int64) for name in ("logits_request", "logits_query")),
         *((name, ctypes.c_int64) for name in ("block_bytes", "row_bytes", "scales_offset")),
-        *((name, ctypes.c_int32) for name in ("heads", "query_tiles", "fill_end", "bf16_weights", "wide_copies")),
+        *((name, ctypes.c_int32) for name in ("heads", "query_tiles", "fill_end", "bf16_weights")),
+        *((name, ctypes.c_int32) for name in ("wide_copies", "box_keys")),
         ("floor", ctypes.c_float),
     )
 
@@ -83,6 +86,26 @@ def _paged(problem: Problem, views: ScoredViews, requests: int) -> Paged:
 
 def _bytes_before(view: View | None, request: int) -> int:
     return 0 if view is None else request * view.strides[0] * view.itemsize
+
+
+def _key_tiles(problem: Problem, facts: Mapping[str, int]) -> TileMap | None:
+    """Tiles of the keys of blocks, without their address: channels, keys of a block, blocks, and an axis of extent 1.
+
+    None for pages that are no power of two, or have fewer keys than the swizzle's pattern has rows; and for rows that
+    tensor copies do not take.
+    """
+    page = problem.page
+    if not problem.blocks or problem.row_bytes % 16 or page < _SWIZZLE_ROWS or page & (page - 1):
+        return None
+    item_bytes = problem.row_bytes // problem.channels
+    return TileMap(
+        ptr=0,
+        dtype=problem.dtype,
+        shape=(problem.channels, page, problem.blocks, 1),
+        strides_bytes=(problem.row_bytes, problem.block_bytes or problem.row_bytes, problem.row_bytes),  # of one: any
+        box=(facts["tile_bytes"] // item_bytes, min(page, facts["tile_keys"]), 1, 1),
+        swizzle=facts["tile_bytes"],
+    )
 
 
 class Scoring:
@@ -138,25 +161,32 @@ class Scoring:
             device=problem.device,
         )
         # Tiles of the queries of one product: a pass over the keys has several.
-        self._map = dense.q_tiles(scored, views.q, facts)
+        self._q_tiles = dense.q_tiles(scored, views.q, facts)
+        self._k_tiles = _key_tiles(problem, facts)
         geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
-        self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), record))
-        self._pointer: int | None = None
+        self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), record))
+        self._pointers: tuple[int, int] | None = None
 
     def point(self, views: ScoredViews, logits: int) -> None:
         """Set every address."""
         record, offsets = self.record, self._offsets
-        place = views.q.ptr + offsets["q"]
-        if self._pointer != place:
-            self._pointer = None
-            self.launcher.replace(0, tiles(self._map._replace(ptr=place), "q", OPERATOR))
-            self._pointer = place
+        record.wide_copies = int((views.k_cache.ptr | self._block_bytes) % 16 == 0)
+        record.box_keys = self._k_tiles.box[1] if self._k_tiles is not None and record.wide_copies else 0
+        pointers = views.q.ptr + offsets["q"], views.k_cache.ptr
+        if self._pointers != pointers:
+            self._pointers = None
+            q_map = tiles(self._q_tiles._replace(ptr=pointers[0]), "q", OPERATOR)
+            k_map = q_map  # where there is none, nothing reads it
+            if self._k_tiles is not None and record.box_keys:
+                k_map = tiles(self._k_tiles._replace(ptr=pointers[1]), "k_cache", OPERATOR)
+            self.launcher.replace(0, q_map)
+            self.launcher.replace(1, k_map)
+            self._pointers = pointers
         for name in _HEADED:
             seen: View | None = getattr(views, name)
             setattr(record, name, None if seen is None else seen.ptr + offsets[name])
         _point_lists(record.paged, views, offsets)
         record.cache = views.k_cache.ptr
-        record.wide_copies = int((views.k_cache.ptr | self._block_bytes) % 16 == 0)
         record.logits = logits
 
 
