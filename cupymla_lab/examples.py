@@ -47,6 +47,7 @@ RUNS: Mapping[str, Example] = {
     "decode_dsa in CuPy": _with_framework("decode_dsa", "cupy", "small", "cupy on a GPU"),
     "decode_dsa in JAX": _with_framework("decode_dsa", "jax", "small", "jax on a GPU"),
     "train_dsa in JAX": _with_framework("train_dsa", "jax", "brief", "the indexer has learned"),
+    "train_layer in JAX": _with_framework("train_layer", "jax", "brief", "the model has learned"),
     "train_dsa in torch": _with_framework("train_dsa", "torch", "brief", "the indexer has learned"),
 }
 """By a name that the record and the page have."""

@@ -1,11 +1,12 @@
 """The examples: on a GPU every one runs as a program of its own, in every framework that it offers, and judges itself.
 
 What runs without a GPU is tested beside what they show: test_raw_scripts, ops/test_gpumode_nvfp4_gemv,
-interop/test_decode_dsa and interop/test_train_dsa.
+interop/test_decode_dsa and interop/test_train_dsa; train_layer here.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from script_kit import script
 
 from cupymla import driver
+from cupymla.bench import machine
 from cupymla_lab import examples, pages
 from cupymla_lab.gpu_tests import FileResult
 
@@ -34,6 +36,18 @@ def test_no_example_and_no_framework_is_left_out() -> None:
 def test_training_says_what_it_lacks(framework: str) -> None:
     with mock.patch.object(driver, "available", lambda: False):
         assert script("train_dsa").missing_on_gpu(framework, ("topk",)) == ["a CUDA GPU"]
+
+
+@pytest.mark.slow
+def test_a_model_of_layers_learns_on_two_devices(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    command = [sys.executable, str(examples.FOLDER / "train_layer.py"), "--size", "small"]
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(machine.ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=False, cwd=tmp_path, env=os.environ | flags
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the model has learned" in done.stdout
 
 
 @pytest.mark.gpu

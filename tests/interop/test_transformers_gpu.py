@@ -7,6 +7,7 @@ weights; how much may be wrong, what its own bfloat16 code is off by.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +102,26 @@ def test_weights_of_attention_are_refused(models: tuple[Any, Any, Any]) -> None:
     ids, _ = batch("left")
     with pytest.raises(UnsupportedError, match="output_attentions"):
         models[2](ids, output_attentions=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_trainer(family: str, tmp_path: Path) -> None:
+    """transformers' own training loop, with gradient checkpointing: a sequence is learned."""
+    pytest.importorskip("accelerate")
+    model = model_of(Work("train", HEADS, TOKENS, family=family), HIDDEN, torch.bfloat16)
+    row = torch.randint(1, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    steps = 6
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=1e-3,
+        gradient_checkpointing=True,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+    )
+    trainer = transformers.Trainer(model, options, train_dataset=[{"input_ids": row, "labels": row}] * steps)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == steps and losses[-1] < 0.9 * losses[0], losses
