@@ -189,6 +189,21 @@ JOIN: setp.gt.u32 %p2, %r2, 110; vote.sync.ballot.b32 %r3, %p2, 0xffffffff; xor.
     assert out.tolist() == [v ^ ballot for v in values]
 
 
+def test_registers_that_were_never_written_hold_ones() -> None:
+    """Where a guard or a branch kept a lane from it, and where an instruction writes what it reads; not where each use
+    comes behind a write."""
+    out = np.zeros((5, 32), np.uint32)
+    stores = [f"st.global.u32 [%d10+{128 * k}], %r{k + 1};" for k in range(5)]
+    body = f"""and.b32 %r10, %r0, 1; setp.eq.s32 %p1, %r10, 0; {element(4)}
+    @%p1 mov.u32 %r1, 7; add.s32 %r3, %r3, 1; mov.u32 %r4, 11; add.s32 %r5, %r4, %r0;
+    {stores[0]} {" ".join(stores[2:])} @%p1 bra JOIN; mov.u32 %r2, 5; add.s32 %r2, %r2, 4;
+JOIN: {stores[1]}"""
+    run(body, out)
+    even, ones = np.arange(32) % 2 == 0, 0xFFFFFFFF
+    wanted = [np.where(even, 7, ones), np.where(even, ones, 9), 0 * even, 11 + 0 * even, 11 + np.arange(32)]
+    np.testing.assert_array_equal(out, np.array(wanted, np.uint32))
+
+
 def test_atomics_return_each_value_once_and_vectors_add_each_element() -> None:
     counter, out, sums = np.zeros(1, np.uint32), np.zeros(64, np.uint32), np.arange(4, dtype=np.float32)
     body = f"""atom.add.acq_rel.gpu.global.u32 %r1, [%d0], 3; {element(4, 1)} st.global.u32 [%d10], %r1;

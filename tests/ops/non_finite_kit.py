@@ -19,16 +19,16 @@ NON_FINITE_QUERY, NON_FINITE_TOKEN = 2, 9
 _TOKENS = 40
 
 
-def non_finite_problem(where: str, heads: int, wide_dtype: str = "float16") -> dict[str, Any]:
+def non_finite_problem(where: str, heads: int, rows: tuple[int, str] | None = None) -> dict[str, Any]:
     """Arguments of five queries: one has what is not finite in an array, or names the row of kv that has it.
 
-    More than 16 heads have 576 channels of `wide_dtype`, fewer have 512 of bfloat16.
+    `rows`: d_qk and dtype, by default 576 of float16 with more than 16 heads and 512 of bfloat16 with fewer.
     """
     sink: Any = "finite" if where == "attn_sink" else "none"
-    wide = heads > 16
+    d_qk, dtype = rows or ((576, "float16") if heads > 16 else (512, "bfloat16"))
     traits: dict[str, Any] = {"dkv_dtype": "float32", "wants_dist": True, "selection": "full", "sink": sink}
-    traits["dtype"] = wide_dtype if wide else "bfloat16"
-    case = sized(heads, 576 if wide else 512, 20, 5, _TOKENS, "_x", "packed_queries", **traits)
+    traits["dtype"] = dtype
+    case = sized(heads, d_qk, 20, 5, _TOKENS, "_x", "packed_queries", **traits)
     made = cases.inputs(case, 4)
     if where == "factor":
         made["sm_scale"] = 0.0721688

@@ -2,35 +2,93 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gzip
 import hashlib
 import re
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cupymla import build
 from cupymla.build import KernelSource, cache
-from cupymla.build.cubin import Cubin
+from cupymla.build.cubin import Cubin, Image
 from cupymla_lab.emulate import by_content
-from cupymla_lab.machine_code import WHEEL, disassembled, disassembler
+from cupymla_lab.machine_code import WHEEL, disassembler
+
+TOGETHER = ("sparse_mla", "attn_dist")
+"""How the entries of kernels begin of which tests look at nearly all variants."""
+PARTS = 8
+"""In so many parts the variants of a target are disassembled: each of some eight."""
 
 
 def machine_code(made: Cubin, folder: Path) -> str:
     """What a kernel was compiled to, one instruction a line; skips the test where there is no disassembler.
 
-    Several tests look at the same kernels, and the disassembler takes most of a second to start: texts are kept.
+    Several tests look at the same kernels: texts are kept. The disassembler takes longer to start than for a kernel, so
+    it is given several.
     """
-    program, kept = disassembler(), by_content.folder()
+    program, kept = disassembler(), by_content.folder() or folder
     if program is None:
         pytest.skip(f"needs nvdisasm of the CUDA toolkit (pip install {WHEEL})")
-    written = Path(program).stat().st_mtime_ns
-    name = by_content.digest(hashlib.sha256(made.data).hexdigest(), program, str(written))
-    file = (kept or folder) / f"sass-{name}.gz"
+    written = str(Path(program).stat().st_mtime_ns)
+
+    def file_of(data: bytes) -> Path:
+        return kept / f"sass-{by_content.digest(hashlib.sha256(data).hexdigest(), program, written)}.gz"
+
+    file = file_of(made.data)
     if not file.is_file():
-        content = gzip.compress(str(disassembled(made, folder)).encode(), compresslevel=1)
-        cache.keep(file, lambda part: part.write_bytes(content))
+        with _one_process(kept / f"sass-{made.arch}-{_part(made.path)}.lock"):
+            if not file.is_file():
+                missing = [data for data in (made.data, *_beside(made)) if not file_of(data).is_file()]
+                for data, text in zip(missing, _disassembled(program, made.arch, missing, folder), strict=True):
+                    _keep(file_of(data), text)
     return gzip.decompress(file.read_bytes()).decode()
+
+
+def _part(file: Path | None) -> int:
+    """Which of the parts a kernel in the cache belongs to: by its key, which is a hash."""
+    return int(file.stem[-1], 16) * PARTS // 16 if file is not None else PARTS
+
+
+def _beside(made: Cubin) -> list[bytes]:
+    """The other kernels of its part."""
+    if made.path is None or not made.entry.startswith(TOGETHER):
+        return []
+    files = sorted(file for start in TOGETHER for file in made.path.parent.glob(f"{start}*.cubin"))
+    return [file.read_bytes() for file in files if file != made.path and _part(file) == _part(made.path)]
+
+
+def _disassembled(program: str, arch: str, images: Sequence[bytes], folder: Path) -> list[str]:
+    """The instructions of kernels, one a line, which the disassembler is given behind each other."""
+    code, places = bytearray(), []
+    for image in map(Image, images):
+        first = len(code)
+        functions = (section for section in image._sections if section.name.startswith(".text."))
+        code += b"".join(image._data[each.offset : each.offset + each.size] for each in functions)
+        places.append(range(first, len(code)))
+    raw = folder / "code.bin"
+    raw.write_bytes(code)
+    command = (program, "--binary", arch.replace("sm_", "SM"), "--no-dataflow", str(raw))
+    text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout
+    lines = [(int(found[1], 16), found[0]) for found in re.finditer(r"^ */\*([0-9a-f]+)\*/ .*$", text, re.MULTILINE)]
+    return ["\n".join(line for at, line in lines if at in place) for place in places]
+
+
+def _keep(file: Path, text: str) -> None:
+    cache.keep(file, lambda part: part.write_bytes(gzip.compress(text.encode(), compresslevel=1)))
+
+
+@contextlib.contextmanager
+def _one_process(lock: Path) -> Iterator[None]:
+    """A block in which one process at a time is."""
+    with lock.open("w", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    lock.unlink(missing_ok=True)  # who waits for it finds what was made
 
 
 def require_single_issuers(text: str) -> None:

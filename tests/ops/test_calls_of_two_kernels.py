@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -27,6 +28,7 @@ from cupymla_lab.emulated import Emulated, Kernel, emulated
 
 pytestmark = pytest.mark.compile
 
+BFLOAT16 = ml_dtypes.bfloat16
 X = np.arange(64, dtype=np.float32).reshape(2, 32)
 QUERY, TABLE = np.ones((2, 1, 32), np.float32), np.ones((3, 1, 32), np.float32)
 CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -38,8 +40,8 @@ CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "paged_indexer_topk": (
         cupymla.paged_indexer_topk,
         {
-            **{"q": np.ones((1, 1, 8, 64), np.float16), "k_cache": np.ones((2, 8, 64), np.float16), "topk": 3},
-            **{"weights": np.ones((1, 1, 8), np.float32), "block_tables": np.ones((1, 2), np.int32)},
+            **{"q": np.ones((1, 1, 3, 64), BFLOAT16), "k_cache": np.ones((2, 8, 64), BFLOAT16), "topk": 3},
+            **{"weights": np.ones((1, 1, 3), np.float32), "block_tables": np.ones((1, 2), np.int32)},
             "context_lens": np.array([9], np.int32),
         },
     ),

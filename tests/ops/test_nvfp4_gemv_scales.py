@@ -23,12 +23,15 @@ SUBJECT = Subject("nvfp4_gemv")
 NAN = 255
 
 
-# By the operand and the most columns of a variant: one for each, where possible one that other tests compile.
+# By the operand and the most columns of a variant: one for each, where possible one that other tests compile. Scales
+# are multiplied in one way for a column and in another for several, of vectors that are weight-only too; that vectors
+# of 16 bits lie in one block of eight columns and in two shows with the conversions of sm_100f.
 TARGETS = {
     "e2m1": {1: "sm_89", 8: "sm_80", 16: "sm_90"},
-    "bfloat16": {1: "sm_90", 8: "sm_80", 16: "sm_90"},
-    "float16": {1: "sm_80", 8: "sm_90", 16: "sm_80"},
+    "bfloat16": {1: "sm_90", 8: "sm_80"},
+    "float16": {1: "sm_80", 16: "sm_80"},
 }
+COLUMNS = [("e2m1", 1), ("e2m1", 7), ("e2m1", 16), ("bfloat16", 1), ("bfloat16", 7), ("float16", 1), ("float16", 16)]
 
 
 def target(b_dtype: str, n: int) -> str:
@@ -49,14 +52,13 @@ def require_within_bound(host: dict[str, Any], got: npt.NDArray[Any]) -> None:
     assert np.all(np.abs(got[there] - exact[there]) <= bound[there] + np.abs(exact[there]) * 2.0**-24 + 2.0**-150)
 
 
-@pytest.mark.parametrize("b_dtype", TARGETS)
-@pytest.mark.parametrize("n", [1, 7, 16])
-def test_every_code_times_every_scale(n: int, b_dtype: str) -> None:
+@pytest.mark.parametrize(("b_dtype", "n"), COLUMNS)
+def test_every_code_times_every_scale(b_dtype: str, n: int) -> None:
     host, expected = every_code_and_scale(n, b_dtype)
     np.testing.assert_array_equal(run(host, target(b_dtype, n)), expected)
 
 
-@pytest.mark.parametrize(("fmt", "n"), [("nvfp4", 4), ("mxfp4", 1), ("mxfp4", 4), ("mxfp4", 16)])
+@pytest.mark.parametrize(("fmt", "n"), [("nvfp4", 4), ("mxfp4", 1), ("mxfp4", 8)])
 def test_a_block_past_float32_that_its_scale_brings_back(fmt: str, n: int) -> None:
     """On the CPU as well, which sums blocks before it multiplies their scale in."""
     host = blocks_past_float32(fmt, n)
@@ -78,9 +80,10 @@ def test_every_scale_of_a_column(n: int) -> None:
         require_within_bound(host, run(host, target("e2m1", n), turn=2))
 
 
-@pytest.mark.parametrize("b_dtype", ["e2m1", "bfloat16"])
-@pytest.mark.parametrize("n", [1, 3, 16])
-def test_neighbours_far_apart(n: int, b_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("b_dtype", "n"), [("e2m1", 1), ("e2m1", 3), ("e2m1", 16), ("bfloat16", 1), ("bfloat16", 3), ("bfloat16", 8)]
+)
+def test_neighbours_far_apart(b_dtype: str, n: int) -> None:
     host = neighbours_far_apart(n, b_dtype)
     require_within_bound(host, run(host, target(b_dtype, n), turn=n))
 

@@ -113,8 +113,8 @@ def test_rows_that_clusters_keep(page: int, mode: Mode, monkeypatch: pytest.Monk
     """Eight CTAs keep a row together, and each names the slots of its keys: of those side by side, or each alone."""
     monkeypatch.setattr(selection, "_ALONE_COLUMNS", 1000)
     monkeypatch.setattr(selection, "_LEAST_SHARE", 1)
-    case = replace(named("_registers"), name="kept", keys=2000, topk=64, page=page, requests=3, queries=2)
-    with emulated("sm_90a", 50, Settings(mode, seed=2, races="hardware")) as machine:
+    case = replace(named("_registers"), name="kept", keys=2000, topk=64, page=page, requests=2, queries=2)
+    with emulated("sm_90a", 32, Settings(mode, seed=2, races="hardware")) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
         assert machine.launches[-1].cluster == 8
 

@@ -34,7 +34,7 @@ def test_kernel_meets_the_accuracy_criterion(case: MlaCase, mode: str) -> None:
 
 # The grid's small cases have few heads; each option once more with many, in rotating modes.
 MANY_HEADS = (
-    (sized(65, 576, 65, 3, 200, "_fp16", "options", dtype="float16", selection="duplicates"), "random"),
+    (sized(65, 512, 65, 3, 200, "_fp16", "options", dtype="float16", selection="duplicates"), "random"),
     (sized(96, 512, 65, 3, 200, "_causal", "options", causal=True, q_start=24, layout="strided"), "eager"),
     (sized(128, 576, 130, 2, 200, "_batch", "options", batch=2, lengths="hostile"), "lazy"),
     (sized(100, 576, 1, 3, 300, "_fp32", "options", sink="mixed", dkv_dtype="float32"), "random"),
@@ -46,12 +46,13 @@ def test_kernel_for_many_heads_meets_the_accuracy_criterion(case: MlaCase, mode:
     check(SUBJECT, case, mode)
 
 
+FP16 = "float16"
 # Blocks have 128 entries where heads are few, else 64.
 SEVERAL_BLOCKS = (
     sized(64, 576, 700, 3, 900, "_blocks", "masks", lengths="hostile", sink="finite", wants_dist=True),
     sized(33, 512, 700, 3, 900, "_blocks", "masks", lengths="hostile", sink="finite", dkv_dtype="float32"),
     sized(128, 576, 350, 2, 500, "_blocks", "masks", lengths="hostile", sink="finite", wants_dist=True),
-    sized(70, 512, 350, 2, 500, "_blocks", "masks", lengths="hostile", sink="finite", deterministic=True),
+    sized(70, 512, 350, 2, 500, "_blocks", "masks", lengths="hostile", sink="finite", deterministic=True, dtype=FP16),
 )
 
 
@@ -102,10 +103,11 @@ def test_distribution_is_summed_over_all_heads(case: MlaCase, mode: str) -> None
     assert "attn_dist" in check_inputs(SUBJECT, SUBJECT.cases.inputs(case, 6), mode, seed=3)
 
 
-@pytest.mark.parametrize("heads", [50, 130])
-def test_deterministic_results_have_the_same_bits_in_every_order(heads: int) -> None:
+@pytest.mark.parametrize(("heads", "d_qk", "dtype"), [(50, 576, "bfloat16"), (130, 512, FP16)])
+def test_deterministic_results_have_the_same_bits_in_every_order(heads: int, d_qk: int, dtype: str) -> None:
     """Two queries that name three tokens, in two orders of threads, copies and products."""
-    case = sized(heads, 512, 140, 2, 3, "_det", "options", deterministic=True, selection="duplicates", wants_dist=True)
+    given = {"deterministic": True, "selection": "duplicates", "wants_dist": True, "dtype": dtype}
+    case = sized(heads, d_qk, 140, 2, 3, "_det", "options", **given)
     inputs = SUBJECT.cases.inputs(case, 3)
     found = []
     for mode, seed in (("random", 1), ("lazy", 2)):

@@ -66,13 +66,13 @@ def test_chunks_of_queries_use_the_same_lists(machine: Emulated, monkeypatch: py
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("heads", "when"), [(5, "never"), (70, "never"), (70, "always")])
+@pytest.mark.parametrize(("heads", "d_qk", "when"), [(5, 512, "never"), (70, 576, "never"), (70, 512, "always")])
 def test_indices_and_lengths_may_change_while_it_runs(
-    machine: Emulated, monkeypatch: pytest.MonkeyPatch, heads: int, when: str
+    machine: Emulated, monkeypatch: pytest.MonkeyPatch, heads: int, d_qk: int, when: str
 ) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
     monkeypatch.setattr(two_phase, "_WHEN", when)
-    given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
+    given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, d_qk, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
     assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, token_order.ORDER_TOKENS)) > 1000
@@ -97,7 +97,7 @@ def test_chunks_of_queries_in_two_phases(machine: Emulated, monkeypatch: pytest.
 @pytest.mark.compile
 def test_blocks_hold_valid_entries_alone(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are listed without gaps: of few valid entries no more blocks are worked on than hold them."""
-    given = SUBJECT.cases.inputs(case(4, 3, 1000, 1200, selection="few"), 3)
+    given = SUBJECT.cases.inputs(case(4, 2, 700, 1200, selection="few"), 3)
     valid = (given["indices"] >= 0) & (given["indices"] < 1200)
     assert valid.sum(axis=-1).max() <= 64
 

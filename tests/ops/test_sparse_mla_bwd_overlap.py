@@ -36,7 +36,7 @@ from cupymla_lab.emulated import Emulated, Kernel, emulated
 
 pytestmark = pytest.mark.compile
 
-CASE = sized(3, 512, 5, 2, 9, "_overlap", "options", deterministic=True, sink="finite", wants_dist=True)
+CASE = sized(3, 576, 5, 2, 9, "_overlap", "options", deterministic=True, sink="finite", wants_dist=True)
 STAGES = ("zero", "clear", "count", "scan", "place", "attention", "sum", "round", "sink")
 """What its call launches: every stage."""
 

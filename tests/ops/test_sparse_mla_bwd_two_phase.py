@@ -175,7 +175,7 @@ def machine() -> Iterator[Emulated]:
 @pytest.mark.compile
 def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None:
     """Between the two_phase as well. No hang, and no access out of bounds, whatever they hold by then."""
-    case = sized(70, 512, 300, 3, 400, "_x", "two_phase", lengths="hostile", wants_dist=True)
+    case = sized(70, 512, 300, 3, 400, "_x", "two_phase", lengths="hostile", wants_dist=True, dtype="float16")
     arguments = machine.arguments(SUBJECT.cases.inputs(case, 2), SUBJECT.written)
     limits = {"indices": 400, "topk_length": 301}
     assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, 1 << 20)) > 1000

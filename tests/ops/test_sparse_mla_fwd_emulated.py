@@ -102,7 +102,8 @@ def test_a_cluster_shares_the_entries_of_a_query(
     the merge, and a query without an entry."""
     merge_costs_nothing(monkeypatch)
     lengths: Any = "hostile" if queries > 1 else "none"
-    case = sized(heads, 576, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
+    d_qk = 512 if heads > 64 else 576
+    case = sized(heads, d_qk, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
     (launch,) = kit.check(SUBJECT, case, "random", seed=2, multiprocessors=multiprocessors)
     cluster = (2 if heads > 64 else 1) * parts
     assert (launch.cluster, launch.grid) == (cluster, (cluster * queries, 1, 1))
@@ -129,8 +130,8 @@ def require_either(got: tuple[Any, ...], short: tuple[Any, ...], long: tuple[Any
 # Sizes, multiprocessors and lengths: one pair, or CTA, takes 36 queries, so that what is handed on comes round; several
 # share one.
 CHANGING = [
-    pytest.param(sized(70, 512, 64, 36, 300, "_changing", "masks", selection="full"), 2, (0, 64), id="a pair"),
-    pytest.param(sized(70, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing pairs"),
+    pytest.param(sized(70, 576, 64, 36, 300, "_changing", "masks", selection="full"), 2, (0, 64), id="a pair"),
+    pytest.param(sized(70, 512, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing pairs"),
     pytest.param(sized(9, 512, 64, 36, 300, "_changing", "masks", selection="full"), 1, (0, 64), id="few heads"),
     pytest.param(sized(9, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing CTAs"),
 ]
@@ -151,10 +152,10 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     require_either(results(*lengths), results(lengths[0]), results(lengths[1]))
 
 
-@pytest.mark.parametrize("heads", [128, 64])
-def test_indices_that_change_under_way_leave_every_head_a_result(heads: int) -> None:
+@pytest.mark.parametrize(("heads", "d_qk"), [(128, 576), (64, 512)])
+def test_indices_that_change_under_way_leave_every_head_a_result(heads: int, d_qk: int) -> None:
     """Whether a head has a valid entry is said by the warps that masked its scores: of others it may not be true."""
-    inputs = SUBJECT.cases.inputs(sized(heads, 512, 2, 20, 100, "_changing", "masks", selection="full"), 1)
+    inputs = SUBJECT.cases.inputs(sized(heads, d_qk, 2, 20, 100, "_changing", "masks", selection="full"), 1)
     values = (inputs["indices"].copy(), np.full_like(inputs["indices"], -1))
     out, max_logits, lse = kit.results_while_changing(SUBJECT, inputs, {"indices": values})
     assert not any(np.isnan(part.astype(np.float32)).any() for part in (out, max_logits, lse))
@@ -165,7 +166,8 @@ def test_indices_that_change_under_way_leave_every_head_a_result(heads: int) -> 
 @pytest.mark.parametrize(("heads", "mode"), [(66, "random"), (5, "lazy")])
 def test_lengths_of_many_queries_come_round(heads: int, mode: str) -> None:
     """Three batches of lengths and a part of a fourth, most of them 0: nothing else holds roles back."""
-    inputs = SUBJECT.cases.inputs(sized(heads, 512, 40, 50, 100, "_batches", "masks", selection="full"), 3)
+    d_qk = 576 if heads > 64 else 512
+    inputs = SUBJECT.cases.inputs(sized(heads, d_qk, 40, 50, 100, "_batches", "masks", selection="full"), 3)
     inputs["topk_length"] = np.zeros(50, np.int32)
     inputs["topk_length"][[0, 15, 16, 31, 40, 49]] = [40, 1, 33, 2, 40, 7]
     kit.check_inputs(SUBJECT, inputs, mode, seed=6, multiprocessors=2 if heads > 64 else 1)

@@ -11,20 +11,20 @@ from cupymla_lab.emulated import emulated
 from cupymla_lab.subjects import Subject
 
 SUBJECT = Subject("sparse_mla_fwd")
-# Heads, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's entries.
+# Heads, columns, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's entries.
 KERNELS = [
-    pytest.param(33, 2, 1, id="many heads"),
-    pytest.param(5, 2, 1, id="few heads"),
-    pytest.param(70, 1, 132, id="sharing"),
+    pytest.param(33, 512, 2, 1, id="many heads"),
+    pytest.param(5, 512, 2, 1, id="few heads"),
+    pytest.param(70, 576, 1, 132, id="sharing"),
 ]
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("heads", "queries", "multiprocessors"), KERNELS)
+@pytest.mark.parametrize(("heads", "d_qk", "queries", "multiprocessors"), KERNELS)
 def test_lengths_that_change_under_way_leave_the_lanes_in_agreement(
-    heads: int, queries: int, multiprocessors: int
+    heads: int, d_qk: int, queries: int, multiprocessors: int
 ) -> None:
-    inputs = SUBJECT.cases.inputs(sized(heads, 512, 300, queries, 300, "_changing", "masks", selection="full"), 1)
+    inputs = SUBJECT.cases.inputs(sized(heads, d_qk, 300, queries, 300, "_changing", "masks", selection="full"), 1)
     inputs["topk_length"] = np.full(queries, 300, np.int32)
     rng, readings = np.random.default_rng(0), 0
     with emulated("sm_90a", multiprocessors) as machine:

@@ -84,7 +84,8 @@ def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
         "bias": "fused",
         "extent": 9,
         "offsets": True,
-        "kv_dtype": "float8_e5m2",
+        "dtype": "float32",
+        "kv_dtype": "float8_e4m3fn",
         "scales": "number",
     }
     hosts = [inputs(make("dtypes", **fields), seed=seed) for seed in range(3)]

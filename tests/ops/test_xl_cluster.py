@@ -336,11 +336,11 @@ def test_most_ctas_without_a_tile(keys: int) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kv_layout", ["vllm", "NHD"])
+@pytest.mark.parametrize(("kv_layout", "head_size"), [("vllm", 96), ("NHD", 64)])
 @pytest.mark.usefixtures("forced")
-def test_each_key_is_read_once(kv_layout: str) -> None:
+def test_each_key_is_read_once(kv_layout: str, head_size: int) -> None:
     """By one of the CTAs that share a unit; a unit's second block of query heads reads them again."""
-    case = shared(784, kv_layout)  # full blocks: a page is read as a whole
+    case = shared(784, kv_layout, head_size)  # full blocks: a page is read as a whole
     with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         arguments = machine.arguments(cases.inputs(case, 0))
         caches = [arguments[name] for name in ("k_cache", "v_cache")]

@@ -41,7 +41,7 @@ ALONE = {**SMALL, "num_kv_heads": 1, "context_lens": (300,), "max_blocks": 70}
 CALLS = {
     "pages": Call(named("gqa4-2x64_b6_c0-700_dense_5x700x0x64x1x333")),
     "rows": Call(named("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero")),
-    "plain": Call(named("gqa4-2x64_b4_c0-90_rel24_float32_NHD_zero")),
+    "plain": Call(replace(named("gqa4-2x64_b4_c0-90_rel24_float32_NHD_zero"), head_size=32)),
     # Readers may differ on whether all are equally long, and on whether the work is.
     "small parts": Call(make("options", **MANY, context_lens=(700, 0, 333, 65)), long=True),
     "equally long": Call(make("options", **MANY, context_lens=(300,) * 4), long=True),

@@ -36,13 +36,13 @@ def named(name: str) -> XlCase:
     return next(case for case in problems.CASES if case.name == name)
 
 
-def shared(keys: int = 1100, kv_layout: str = "vllm") -> XlCase:
+def shared(keys: int = 1100, kv_layout: str = "vllm", head_size: int = 96) -> XlCase:
     """Three clusters for each of two units, by the room in the block table; `keys` say how many of them have tiles.
 
     The last of a cluster's CTAs have no channels of 96 to put together.
     """
     return cases.make(
-        "cluster", f"shared_{kv_layout}", num_heads=20, num_kv_heads=1, head_size=96, context_lens=(keys,),
+        "cluster", f"shared_{kv_layout}", num_heads=20, num_kv_heads=1, head_size=head_size, context_lens=(keys,),
         max_blocks=70, kv_layout=kv_layout, bias="dense",
     )  # fmt: skip
 

@@ -340,6 +340,30 @@ def _numbered(name: str, scope: _Scope) -> tuple[str, int] | None:
     return None
 
 
+def _written_first(lines: Sequence[Line]) -> set[str]:
+    """Registers that are used between two labels alone, where the first to use them writes them and has no guard: most
+    of a kernel's. Nothing can read them unwritten."""
+    block, blocks, found = 0, dict[str, int](), set[str]()
+    for line in lines:
+        block += line.text.endswith(":;")
+        for name in line.names:
+            if name not in blocks:
+                blocks[name] = block
+                if not line.guard and _only_writes(line.text, name):
+                    found.add(name)
+            elif blocks[name] != block:
+                found.discard(name)
+    return found
+
+
+def _only_writes(text: str, name: str) -> bool:
+    """Whether an instruction's C++ gives a register a value, whatever happens, and has no other use of it."""
+    text = text[text.index(";") + 2 :] if text.startswith("t.line = ") else text
+    if text.startswith(f"{name} = "):
+        return name not in text[len(name) :]
+    return f" {name} = loaded[" in text and "if (" not in text and text.count(name) == 1
+
+
 class _Body:
     """One function's C++."""
 
@@ -361,8 +385,11 @@ class _Body:
         self._block(self._function.body)
         types = {0: "bool", 1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "uint128_t"}
         ordinary = {name: size for name, size in self._declared.items() if name not in self.products.numbers}
-        # What was never written reads as it would be least welcome: NaN in every format.
-        registers = [f"{types[size]} {name} = {'-1' if size else 'true'};" for name, size in ordinary.items()]
+        written = _written_first(self._lines)
+        # What was never written reads as it would be least welcome: NaN in every format. Registers that cannot be read
+        # so go without: for thousands of them it is most of what a thread does at first, and of its stack.
+        initial = {name: "" if name in written else " = -1" if size else " = true" for name, size in ordinary.items()}
+        registers = [f"{types[size]} {name}{initial[name]};" for name, size in ordinary.items()]
         registers += self.products.declarations()
         head = self.unit.prototype(self._function)
         lines = ["{", *self._offsets(), *registers, *self._arrays, *checked(self._lines, self.products), "}"]
