@@ -21,7 +21,8 @@ template <bool kDeterministic>
 __device__ __forceinline__ float4 four_sums(const Parameters& params, int64_t row, int channel) {
   const int64_t element = row * kD + channel;
   if constexpr (!kDeterministic) return *reinterpret_cast<const float4*>(params.sums + element * 4);
-  const int4 sums = *reinterpret_cast<const int4*>(params.sums + element * 4);
+  const int4 joined = *reinterpret_cast<const int4*>(params.sums + element * 4);
+  const int2 low = separated(joined.x, joined.y), high = separated(joined.z, joined.w);
   const int64_t batch = row / params.keys;
   const int units = units_log2(params.totals[row], total_unit_log2(params.largest[batch], params.adds_log2),
                                params.adds_log2);
@@ -29,10 +30,10 @@ __device__ __forceinline__ float4 four_sums(const Parameters& params, int64_t ro
   const uint32_t* words = params.non_finite + element / 32 * 2;
   const uint32_t positive = words[0] >> (channel % 32), negative = words[1] >> (channel % 32);
   const auto unit = [units](float part) { return wide_power_of_two(-units - channel_log2(part)); };
-  return make_float4(channel_of(sums.x, unit(parts.x), positive & 1u, negative & 1u),
-                     channel_of(sums.y, unit(parts.y), positive & 2u, negative & 2u),
-                     channel_of(sums.z, unit(parts.z), positive & 4u, negative & 4u),
-                     channel_of(sums.w, unit(parts.w), positive & 8u, negative & 8u));
+  return make_float4(channel_of(low.x, unit(parts.x), positive & 1u, negative & 1u),
+                     channel_of(low.y, unit(parts.y), positive & 2u, negative & 2u),
+                     channel_of(high.x, unit(parts.z), positive & 4u, negative & 4u),
+                     channel_of(high.y, unit(parts.w), positive & 8u, negative & 8u));
 }
 
 // kDeterministic: whether sums are of integers.

@@ -26,6 +26,11 @@ __device__ __forceinline__ int exponent_of(float value) {
   return static_cast<int>(__float_as_uint(value) >> 23 & 255u) - 127;
 }
 
+// floor(log2(value)) of a normal double that is not negative.
+__device__ __forceinline__ int wide_exponent_of(double value) {
+  return static_cast<int>(__double_as_longlong(value) >> 52) - 1023;
+}
+
 // 2^exponent, which is a normal double.
 __device__ __forceinline__ double wide_power_of_two(int exponent) {
   return __longlong_as_double(static_cast<long long>(1023 + exponent) << 52);
@@ -53,5 +58,13 @@ __device__ __forceinline__ int units_log2(int64_t total, int total_unit, int add
 
 // log2 of how many times more units a 1 is in this channel; a part is at most 1. 126 for parts below normal floats.
 __device__ __forceinline__ int channel_log2(float part) { return max(0, -1 - exponent_of(part)); }
+
+// Two neighbouring sums of 32 bits in one of 64, which one addition adds to. The first's carry goes into the second, and
+// is taken back when they are read.
+__device__ __forceinline__ int64_t joined(int2 pair) { return (static_cast<int64_t>(pair.y) << 32) + pair.x; }
+
+__device__ __forceinline__ int2 separated(int32_t low, int32_t high) {
+  return make_int2(low, static_cast<int32_t>(static_cast<uint32_t>(high) + (static_cast<uint32_t>(low) >> 31)));
+}
 
 }  // namespace cupymla::indexer_bwd

@@ -1,5 +1,4 @@
-// Copies of a query's heads and of the keys that it names. A thread waits for a group of its own; with integers for an
-// mbarrier, as ptxas has one scoreboard for groups of cp.async and of bulk copies.
+// Copies of a query's heads and of the keys that it names. A thread waits for a group of its own.
 #pragma once
 
 #include "../../common/async_copy.cuh"
@@ -53,8 +52,7 @@ struct KeyGather {
     gradient = id >= 0 ? query.gradients[entry] : 0.0f;
   }
 
-  // Issues the copies of the tile that was looked at, as one group, which is empty behind the last tile. With integers
-  // there is no group, and nothing behind the last tile.
+  // Issues the copies of the tile that was looked at, as one group, which is empty behind the last tile.
   __device__ __forceinline__ void issue(int32_t tile) {
     if (tile < query.tiles) {
       const int stage = tile % kStages;
@@ -70,20 +68,16 @@ struct KeyGather {
       constexpr int kRowsAtOnce = 32 / kRowChunks;
       const int part = lane % kRowChunks;
       // Of the first row. As kRowsAtOnce is a power of two, the swizzle of a row further on differs by a constant.
-      uint32_t place = smem_address(storage.keys[stage][part / 8]) +
-                       swizzle_128(warp * 16 + lane / kRowChunks, part % 8);
-      // ptxas 13.0 makes it the sum of a register and a uniform one, with integers and 64 channels, and then reads a
-      // descriptor from registers that hold none: an illegal instruction. Through a shuffle it cannot.
-      if constexpr (kDeterministic) place = __shfl_sync(0xffffffffu, place, lane);
+      const uint32_t place = smem_address(storage.keys[stage][part / 8]) +
+                             swizzle_128(warp * 16 + lane / kRowChunks, part % 8);
 #pragma unroll
       for (int first = 0; first < 16; first += kRowsAtOnce) {
         const int32_t key = __shfl_sync(0xffffffffu, id, first + lane / kRowChunks);
         copy_async_16_or_zero((place ^ first % 8 * 16u) + first * kSwizzleRowBytes,
                               rows + max(key, 0) * key_stride + part * 8, key >= 0, l2_policy);
       }
-      if constexpr (kDeterministic) storage.units.full[stage].arrive_after_copies();
     }
-    if constexpr (!kDeterministic) stream_copy_commit();
+    stream_copy_commit();
   }
 
   // Begins the first tiles; what was copied before belongs to the first group.
@@ -96,16 +90,9 @@ struct KeyGather {
     }
   }
 
-  // Waits for a tile, in all threads, and begins the one that takes the stage of the tile before it. `phases`: a bit
-  // for each stage, the parity of its mbarrier that is waited for next.
-  __device__ __forceinline__ void next(int32_t tile, uint32_t& phases) {
-    if constexpr (kDeterministic) {
-      const int stage = tile % kStages;
-      storage.units.full[stage].wait(phases >> stage & 1u);
-      phases ^= 1u << stage;
-    } else {
-      stream_copy_wait<kStages - 2>();
-    }
+  // Waits for a tile, in all threads, and begins the one that takes the stage of the tile before it.
+  __device__ __forceinline__ void next(int32_t tile) {
+    stream_copy_wait<kStages - 2>();
     fence_async_shared();
     __syncthreads();
     issue(tile + kStages - 1);
@@ -114,7 +101,6 @@ struct KeyGather {
 
   // Waits for the copies of this thread.
   __device__ __forceinline__ void end() {
-    if constexpr (kDeterministic) stream_copy_commit();
     stream_copy_wait<0>();
   }
 };

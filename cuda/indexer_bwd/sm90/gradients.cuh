@@ -10,15 +10,12 @@
 // what is below 2^-38 of it vanishes. storage.cuh has who waits for whom.
 #pragma once
 
-#include "../../common/bulk_reduction.cuh"
 #include "../../common/integer_reduction.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/memory.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/registers.cuh"
 #include "../../common/sm90/index_products.cuh"
-#include "../../common/tma.cuh"
-#include "../../common/warp.cuh"
 #include "fixed_point.cuh"
 #include "gather.cuh"
 
@@ -38,7 +35,6 @@ struct Gradients {
   const Query& query;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   bool occupied = false;  // whether a key of this thread's was valid
-  uint32_t phases = 0;    // of stages, see `KeyGather::next`
 
   float dq[kColumnTiles][kScores];
   float dweights[kHeadGroups][2];
@@ -76,11 +72,10 @@ struct Gradients {
 
 #pragma unroll 1
     for (int32_t tile = 0; tile < query.tiles; ++tile) {
-      gather.next(tile, phases);
+      gather.next(tile);
       take_tile(tile % kStages);
     }
     gather.end();
-    if constexpr (kDeterministic) tma_store_wait_read<0>();
     store_dweights(first_head);
     store_dq(first_head);
     __syncthreads();  // what was in shared memory has been read
@@ -247,10 +242,7 @@ struct Gradients {
     if (channel == 0) {
       storage.units.total_unit = total_unit_log2(params.largest[query.batch], params.adds_log2);
       storage.units.query_bound = params.query_bounds[static_cast<int64_t>(query.batch) * params.queries + query.query];
-#pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) storage.units.full[stage].init(kThreads);
-    }
-    __syncthreads();  // mbarriers are there
+    }  // which the weights' barrier shows to all
   }
 
   // What makes units of a row's sums.
@@ -258,7 +250,18 @@ struct Gradients {
     double units;  // that a 1 is where a part is 1
     float factor;  // sums times it and a channel's factor are units
     bool checked;  // instead, channels are looked at one by one: infinities, NaN or factors that are no normal floats
+    bool small;    // units are below 2^(22 + coarse), which takes keys with some 30 entries or more
+    int coarse;    // units are then rounded to multiples of 2^coarse, at most 2^kMostCoarse
+
+    // Units of a small row, without a conversion, of which a multiprocessor makes 16 a cycle: the last bits of a sum
+    // with 1.5 2^(23 + coarse).
+    __device__ __forceinline__ int32_t of_small(float sum, float channel_factor) const {
+      const uint32_t zero = 0x4b400000u + (static_cast<uint32_t>(coarse) << 23), step = 1u << coarse;
+      const float shifted = fmaf(sum * factor, channel_factor, __uint_as_float(zero));
+      return static_cast<int32_t>(__float_as_uint(shifted) * step - zero * step);
+    }
   };
+  static constexpr int kMostCoarse = 4;
 
   __device__ __forceinline__ RowUnits row_units(int stage, int row) const {
     const int key = warp * 16 + row;
@@ -268,13 +271,15 @@ struct Gradients {
     const double factor = gradient * units * (kScaled ? storage.weights_unit : 1.0f);
     const bool finite = query_bound >= 0.0f && fabsf(gradient) * query_bound < kSafe;
     const bool plain = finite && (gradient == 0.0f || (fabs(factor) > 0x1p-100 && fabs(factor) < 0x1p100));
-    return {units, static_cast<float>(factor), storage.ids[stage][key] >= 0 && !plain};
+    const int coarse = max(0, wide_exponent_of(entry_bound(gradient, query_bound) * units) + 2 - 22);
+    const bool there = storage.ids[stage][key] >= 0;
+    return {units, static_cast<float>(factor), there && !plain, !there || (plain && coarse <= kMostCoarse),
+            min(coarse, kMostCoarse)};
   }
 
-  // The same in integers. One lane adds all rows in the background.
+  // The same in integers.
   __device__ __forceinline__ void send_units(const float (&dk)[kD / 2], int stage) {
     auto& rows = storage.dk[warp];
-    tma_store_wait_read<0>();
     __syncwarp();  // the last tile's rows have been read
     // Read ahead of writes, as ptxas does not exchange reads and writes of shared memory.
     const RowUnits units[2] = {row_units(stage, lane / 4), row_units(stage, 8 + lane / 4)};
@@ -283,10 +288,15 @@ struct Gradients {
     for (int group = 0; group < kD / 8; ++group) {
       factors[group] = *reinterpret_cast<const float2*>(storage.units.channel_factors + group * 8 + lane % 4 * 2);
     }
+    const bool small = __all_sync(0xffffffffu, static_cast<int>(units[0].small && units[1].small)) != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const RowUnits& row = units[half];
-      if (row.checked) {
+      if (small) {
+        put_row<int2>(dk, half, [&](float first, float second, int group) {
+          return make_int2(row.of_small(first, factors[group].x), row.of_small(second, factors[group].y));
+        });
+      } else if (row.checked) {
         put_row<float2>(dk, half, as_floats);
       } else {
         put_row<int2>(dk, half, [&](float first, float second, int group) {
@@ -296,24 +306,18 @@ struct Gradients {
       }
     }
     if (__any_sync(0xffffffffu, static_cast<int>(units[0].checked || units[1].checked))) check_rows(stage);
-    fence_async_shared();
     __syncwarp();
-    // One lane adds all rows: with a row a lane, ptxas makes a loop over lanes, as addresses are uniform registers.
-    if (elect_one()) {
-#pragma unroll 1
-      for (int first = 0; first < 16; first += 4) {
-        const int4 keys = *reinterpret_cast<const int4*>(storage.ids[stage] + warp * 16 + first);
-        const int32_t of_rows[4] = {keys.x, keys.y, keys.z, keys.w};
+    const int32_t* ids = storage.ids[stage] + warp * 16;
+#pragma unroll 4
+    for (int row = 0; row < 16; ++row) {
+      const int32_t key = ids[row];
+      int64_t* sums = reinterpret_cast<int64_t*>(params.sums) + (first_row() + key) * (kD / 2) + lane;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int32_t* sums = reinterpret_cast<int32_t*>(params.sums) + (first_row() + of_rows[i]) * kD;
-          const int32_t* row = reinterpret_cast<const int32_t*>(rows[first + i]);
-          if (of_rows[i] >= 0) bulk_add_int32(sums, row, kD * sizeof(int32_t));
-        }
+      for (int first = 0; first < kD; first += 64) {
+        const int2 pair = *reinterpret_cast<const int2*>(&rows[row][first + lane * 2]);
+        if (key >= 0) reduce_add_int64(sums + first / 2, joined(pair));
       }
-      tma_store_commit();
     }
-    __syncwarp();  // together again, for wgmma
   }
 
   // Makes units of rows that hold sums; what is not finite becomes 0, and bits of its own.

@@ -2,18 +2,15 @@
 // one query, for a block of heads at a time.
 //
 // All threads reach __syncthreads equally often: the numbers of tiles and of head blocks are the same in all. There is
-// no other barrier but, with integers, an mbarrier for each stage.
+// no other barrier.
 //
 // who waits            | how                            | what it says
 // ---------------------+--------------------------------+--------------------------------------------------------
 // a thread             | cp.async.wait_group, own fence | its copies into tile i's stage are there, for wgmma too
-// with integers        | `full` instead of the group    | everybody's are
 // all, at tile i       | __syncthreads                  | everybody's copies and ids of tile i are there; everybody
 //                      |                                | is done with tile i - 1: its stage and `active` are free
 // all, behind products | own fence, __syncthreads       | `active` of tile i is there, for wgmma too
 // a warp, at dk        | __syncwarp, before and after   | its rows of `dk` have left, then are there anew
-// the elected lane     | cp.async.bulk.wait_group.read, | with integers: its warp's rows of `dk` have been read; the
-//                      | before the first of those      | warp's fences before the second show them to the copies
 // all, past tiles      | __syncthreads, three           | `dweights` are there, and nobody reads rows of `dk`; dq is
 //                      |                                | there in their place; it has left, and weights were read
 //
@@ -46,7 +43,6 @@ struct Units {
   float channel_factors[kD];           // how many times more units a 1 is than where a part is 1
   int32_t total_unit;                  // log2 of the unit of totals
   float query_bound;                   // negative where entries may add what is not finite
-  Mbarrier full[kStages];              // copies of all threads have landed
 };
 
 static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
