@@ -133,6 +133,18 @@ def test_comparisons_with_nan_and_conversions_that_saturate() -> None:
     assert out[12].tolist() == [0, 0, 1, -3, 0, high, high, low, 0, 0, high, low]
 
 
+def test_a_nan_beside_a_number_is_passed_over() -> None:
+    """Also one that would signal, as the largest magnitude of bits of any kind meets them; `.NaN` gives NaN."""
+    words = np.array([0x7FC00000, 0x7F800001, 0xFFA00000, 0x3F800000], np.uint32)
+    made = [f"{opcode}.f32 %f3, {pair};" for opcode in ("max", "min", "max.NaN") for pair in ("%f1, %f2", "%f2, %f1")]
+    out = np.zeros((len(made), len(words)), np.float32)
+    lines = [f"{element(4, 0)} ld.global.f32 %f1, [%d10]; mov.f32 %f2, 0f40400000; {element(4, 1)}"]
+    lines += [f"{each} st.global.f32 [%d10+{4 * k * len(words)}], %f3;" for k, each in enumerate(made)]
+    run("\n".join(lines), words, out, threads=len(words), readonly=1)
+    expected = [[3, 3, 3, 3]] * 2 + [[3, 3, 3, 1]] * 2 + [[np.nan, np.nan, np.nan, 3]] * 2
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_packed_conversions() -> None:
     values = np.array([[1.0, -3.140625], [500.0, -1e9], [0.001, 7.0]], np.float32)
     out = np.zeros((4, 3), np.uint32)

@@ -18,7 +18,7 @@ from cupymla.ops.topk import plan as selection
 from cupymla.testing import compare
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulate.settings import Mode
-from cupymla_lab.emulated import emulated
+from cupymla_lab.emulated import DeviceArray, emulated
 from cupymla_lab.subjects import Subject
 
 pytestmark = pytest.mark.compile
@@ -47,6 +47,54 @@ def test_scores_are_those_of_the_reference(ending: str) -> None:
     with emulated("sm_90a", 3) as machine:
         logits = machine.call(cupymla.paged_indexer_logits, **machine.arguments(arguments, ())).get()
     np.testing.assert_array_equal(bits(logits), bits(cupymla.paged_indexer_logits(**arguments)))
+
+
+def laid_out(cache: Any, block_bytes: int, row_bytes: int) -> Any:
+    """The same keys, or the last ones, at such distances."""
+    strides = (block_bytes, row_bytes, cache.itemsize)
+    span = sum((extent - 1) * stride for extent, stride in zip(cache.shape, strides, strict=True)) + cache.itemsize
+    made: Any = np.ndarray(cache.shape, cache.dtype, np.full(span, 0xFF, np.uint8), 0, strides)
+    made[...] = cache
+    return made
+
+
+@pytest.mark.parametrize(("block_bytes", "row_bytes"), [(6144, 384), (16384, 1024), (256, 8192), (0, 256), (4096, 0)])
+def test_rows_and_blocks_at_any_distance(block_bytes: int, row_bytes: int) -> None:
+    """Gaps between rows as wide as they are, blocks between rows, one block or one row for all."""
+    case = named("bf16_h64_b2_n2_l144_k20_page16")
+    arguments = SUBJECT.cases.scored_arguments(SUBJECT.cases.inputs(case, 2))
+    arguments["k_cache"] = laid_out(arguments["k_cache"], block_bytes, row_bytes)
+    with emulated("sm_90a", 3) as machine:
+        logits = machine.call(cupymla.paged_indexer_logits, **machine.arguments(arguments, ())).get()
+    np.testing.assert_array_equal(bits(logits), bits(cupymla.paged_indexer_logits(**arguments)))
+
+
+def test_one_block_for_all_of_an_fp8_cache() -> None:
+    arguments = SUBJECT.cases.scored_arguments(SUBJECT.cases.inputs(named("fp8_h64_b2_n2_l256_k20"), 2))
+    cache = arguments["k_cache"]
+    arguments["k_cache"] = np.lib.stride_tricks.as_strided(cache, cache.shape, (0, *cache.strides[1:]))
+    with emulated("sm_90a", 3) as machine:
+        logits = machine.call(cupymla.paged_indexer_logits, **machine.arguments(arguments, ())).get()
+    np.testing.assert_array_equal(bits(logits), bits(cupymla.paged_indexer_logits(**arguments)))
+
+
+def test_a_call_follows_an_address_to_words_and_back() -> None:
+    """Its map of keys is one of that address, where there is one."""
+    arguments = SUBJECT.cases.scored_arguments(SUBJECT.cases.inputs(named("fp8_h64_b2_n2_l256_k20"), 2))
+    cache = arguments["k_cache"]
+    want = bits(cupymla.paged_indexer_logits(**arguments))
+    with emulated("sm_90a", 3) as machine:
+        given = machine.arguments(arguments, ())
+        room = machine.array(np.zeros(cache.nbytes + 32, np.uint8)).host
+
+        def scores_at(offset: int) -> Any:
+            host = np.ndarray(cache.shape, cache.dtype, room, offset, cache.strides)
+            host[...] = cache
+            return cupymla.paged_indexer_logits(**given | {"k_cache": DeviceArray(host)}).get()
+
+        offsets = (0, 4, 0, 16, 12, 32)
+        for scores in machine.call(lambda: [scores_at(offset) for offset in offsets]):
+            np.testing.assert_array_equal(bits(scores), want)
 
 
 @pytest.mark.parametrize("ending", ["fp8_h64_b2_n2_l256_k20", "bf16_h64_b2_n2_l144_k20_page16"])

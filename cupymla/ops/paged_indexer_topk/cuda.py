@@ -10,7 +10,7 @@ from typing import TypeVar
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ...tensormap import TileMap
+from ...tensormap import TileMap, element_bytes
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..indexer_logits import cuda as dense
@@ -91,19 +91,21 @@ def _bytes_before(view: View | None, request: int) -> int:
 def _key_tiles(problem: Problem, facts: Mapping[str, int]) -> TileMap | None:
     """Tiles of the keys of blocks, without their address: channels, keys of a block, blocks, and an axis of extent 1.
 
-    None for pages that are no power of two, or have fewer keys than the swizzle's pattern has rows; and for rows that
-    tensor copies do not take.
+    None for pages that are no power of two, or have fewer keys than the swizzle's pattern has rows; for rows that
+    tensor copies do not take; and for strides of 0, which drivers need not take.
     """
     page = problem.page
     if not problem.blocks or problem.row_bytes % 16 or page < _SWIZZLE_ROWS or page & (page - 1):
         return None
-    item_bytes = problem.row_bytes // problem.channels
+    block_bytes = problem.block_bytes if problem.blocks > 1 else problem.row_bytes  # of one: any
+    if not problem.row_bytes or not block_bytes:
+        return None
     return TileMap(
         ptr=0,
         dtype=problem.dtype,
         shape=(problem.channels, page, problem.blocks, 1),
-        strides_bytes=(problem.row_bytes, problem.block_bytes or problem.row_bytes, problem.row_bytes),  # of one: any
-        box=(facts["tile_bytes"] // item_bytes, min(page, facts["tile_keys"]), 1, 1),
+        strides_bytes=(problem.row_bytes, block_bytes, problem.row_bytes),
+        box=(facts["tile_bytes"] // element_bytes(problem.dtype), min(page, facts["tile_keys"]), 1, 1),
         swizzle=facts["tile_bytes"],
     )
 

@@ -77,11 +77,8 @@ def _extreme(w: Writer) -> str:
     kind = _type(w.parts)
     a, b = (w.read(operand, kind) for operand in w.operands[1:3])
     if kind[0] == "f":
-        name = "fmax" if w.parts[0] == "max" else "fmin"
-        plain = f"std::{name}({a}, {b})"
-        if "NaN" in w.parts:
-            plain = f"({a} != {a} || {b} != {b} ? static_cast<{CPP[kind]}>(NAN) : {plain})"
-        return w.write(w.operands[0], plain, kind)
+        chosen = f"extreme<{CPP[kind]}>({a}, {b}, {int(w.parts[0] == 'max')}, {int('NaN' in w.parts)})"
+        return w.write(w.operands[0], chosen, kind)
     symbol = ">" if w.parts[0] == "max" else "<"
     return w.write(w.operands[0], f"({a} {symbol} {b} ? {a} : {b})", kind)
 

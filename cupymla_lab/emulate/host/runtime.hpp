@@ -393,8 +393,10 @@ uint32_t to_e4m3(float value, bool relu);
 uint32_t to_e5m2(float value, bool relu);
 enum Tf32Rounding { kToEven, kAway, kToZero };
 uint32_t to_tf32(float value, Tf32Rounding rounding, bool relu, bool saturates);
-inline float extreme(float a, float b, bool largest, bool nan) {
-  if (a != a || b != b) return nan || (a != a && b != b) ? NAN : a != a ? b : a;
+// A NaN of any kind beside a number gives the number: std::fmax gives NaN for one that signals, no GPU knows those.
+template <typename T>
+inline T extreme(T a, T b, bool largest, bool nan) {
+  if (a != a || b != b) return nan || (a != a && b != b) ? static_cast<T>(NAN) : a != a ? b : a;
   return largest ? std::fmax(a, b) : std::fmin(a, b);
 }
 template <typename T>
