@@ -18,11 +18,13 @@ from cupymla_lab.without_gpu import settings_for
 pytestmark = pytest.mark.compile
 
 
-@pytest.mark.parametrize(("arch", "multiprocessors"), [("sm_90", 20), ("sm_90", 3), ("sm_80", 8)])
+@pytest.mark.parametrize(("arch", "multiprocessors", "n"), [("sm_90", 20, 2), ("sm_90", 3, 2), ("sm_80", 8, 1)])
 def test_gemv_on_its_own_gets_the_bits_of_the_call(
-    arch: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+    arch: str, multiprocessors: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of the script's two columns, and of one, for which other tests compile a kernel for sm_80."""
     module = script("standalone_gemv")
+    monkeypatch.setattr(module, "N", n)
     kernel, source = compiled("nvfp4_gemv", arch, n=module.N)
     with emulated(arch, multiprocessors, settings_for("nvfp4_gemv", arch, 1)) as machine:
         monkeypatch.setattr(module, "driver", Driver(machine))

@@ -215,7 +215,7 @@ def test_a_fused_bias_takes_the_memory_that_the_readme_says(machine: Emulated, c
 
 def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
-    fields: dict[str, Any] = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
+    fields: dict[str, Any] = {**SMALL, "head_size": 192, "dtype": "float16", "bias": "alibi"}
     with emulated("sm_80", 2) as small:
         with monkeypatch.context() as patch:
             patch.setattr(driver, "compute_capability", lambda index: (8, 6))
