@@ -59,7 +59,7 @@ __device__ __forceinline__ int units_log2(int64_t total, int total_unit, int add
 // log2 of how many times more units a 1 is in this channel; a part is at most 1. 126 for parts below normal floats.
 __device__ __forceinline__ int channel_log2(float part) { return max(0, -1 - exponent_of(part)); }
 
-// Two neighbouring sums of 32 bits in one of 64, which one addition adds to. The first's carry goes into the second, and
+// Two neighbouring sums of 32 bits in one of 64, which one addition adds to. The first's carry goes into the second; it
 // is taken back when they are read.
 __device__ __forceinline__ int64_t joined(int2 pair) { return (static_cast<int64_t>(pair.y) << 32) + pair.x; }
 
