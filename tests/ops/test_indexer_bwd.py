@@ -304,6 +304,17 @@ def test_integer_sums_of_small_channels_and_keys(small: float) -> None:
 
 
 @pytest.mark.compile
+def test_integer_sums_of_keys_with_many_entries() -> None:
+    """512 entries a key and exact weights: what shows is how coarsely an entry is rounded beside its key's total."""
+    case = SUBJECT.cases.GradientCase(
+        **{"name": "many", "intent": "shapes", "queries": 64, "keys": 8, "topk": 64, "heads": 64},
+        **{"bf16_weights": True, "deterministic": True, "dk_dtype": "float32"},
+    )
+    with emulated("sm_90a", 8) as machine:
+        compare.require(machine.check("indexer_bwd", case))
+
+
+@pytest.mark.compile
 def test_integer_sums_near_the_end_of_floats() -> None:
     """Where bounds are above 2^126, terms are looked at one by one."""
     arguments = ones((2, 3))
