@@ -327,6 +327,16 @@ def test_integer_sums_near_the_end_of_floats() -> None:
 
 
 @pytest.mark.compile
+def test_integer_sums_of_weights_that_round_to_infinity() -> None:
+    """Such a weight is above the largest bf16, so what its operand adds is not finite."""
+    arguments = ones((2, 3), 1)
+    arguments["weights"][:, 0] = 3.4e38
+    arguments["q"] *= ml_dtypes.bfloat16(1e-30)
+    dk, _ = integer_sums(arguments)
+    assert np.isposinf(dk).all()
+
+
+@pytest.mark.compile
 def test_integer_sums_have_the_same_bits_in_any_order() -> None:
     """Every query adds to one key; threads and CTAs come in another order with each seed."""
     found = []

@@ -31,7 +31,8 @@ __device__ __forceinline__ void bound(const Parameters& params) {
   float weight = 0.0f;
   if (threadIdx.x < params.heads) {
     weight = fabsf(weight_of(params, query, threadIdx.x));
-    finite = is_finite(weight);
+    // As an operand: above the largest bf16 it is an infinity. fp16 operands are scaled.
+    finite = is_finite(CUPYMLA_FP16 != 0 ? weight : static_cast<float>(static_cast<Element>(weight)));
     if (!finite) weight = 0.0f;
     shared.weights[threadIdx.x] = weight;
   }
