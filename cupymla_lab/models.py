@@ -95,6 +95,9 @@ ERROR_TOPK = 512
 
 ERROR_SEQUENCES = 4
 
+OUT_OF_MEMORY = "out of memory"
+"""Why a row has no times that is a result itself."""
+
 STATES = "states"
 """Among the names of gradients."""
 
@@ -337,7 +340,7 @@ def row_of(work: Work) -> dict[str, Any]:
     try:
         found = measure(work)
     except torch.OutOfMemoryError:
-        found = {"failed": "out of memory"}
+        found = {"failed": OUT_OF_MEMORY}
     except Exception as error:
         found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
     return {**asdict(work), **found, "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)}
@@ -400,7 +403,7 @@ def draw(rows: Iterable[Row], title: str, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write; 2 without a GPU."""
+    """Measure and write; 1 where a row failed, 2 without a GPU."""
     from cupymla import driver
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -418,10 +421,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if re.search(options.only, work.name):
             found = rows[work.name] = row_of(work)
             print(work.name, {n: value for n, value in found.items() if n not in asdict(work)}, flush=True)
-    if options.out:
+    failed = [name for name, row in rows.items() if row.get("failed") not in (None, OUT_OF_MEMORY)]
+    if options.out and rows:
         origin = machine.provenance(options.commit)
         run = {"transformers": transformers.__version__, "date": origin["date"], "commit": origin["commit"]}
-        rows = kept(options.out, origin["gpu"]) | {name: row | run for name, row in rows.items()}
+        earlier = kept(options.out, origin["gpu"])
+        # What failed replaces nothing that did not, but for a lack of memory, which is a result.
+        fresh = {name: row | run for name, row in rows.items() if name not in earlier or name not in failed}
+        rows = earlier | fresh
         ordered = [rows[work.name] for work in WORKS if work.name in rows]
         file = report.write(options.out, "models", {**origin, "transformers": run["transformers"], "rows": ordered})
         draw(
@@ -429,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"two layers of transformers' models on {origin['gpu']}, {origin['date']}",
             file.with_suffix(".png"),
         )
-    return 0
+    return int(bool(failed))
 
 
 def kept(folder: Path, gpu: str) -> dict[str, dict[str, Any]]:

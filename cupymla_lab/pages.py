@@ -225,7 +225,8 @@ def models() -> str:
         [work, _cost(own), _cost(ours), _faster(own, ours, 1), _attention_faster(own, ours, rest.get(work))]
         for work, (own, ours) in side_by_side(content["rows"]).items()
     ]
-    heading = f"{content['gpu']}, {_runs(content)}; time, and the most memory."
+    timed = [row for row in content["rows"] if row["what"] != "error"]
+    heading = f"{content['gpu']}, {_runs({**content, 'rows': timed})}; time, and the most memory."
     columns = ["work", "transformers alone", "with cupymla", "faster", "attention alone"]
     return report.marked_table("models", heading, columns, cells)
 
@@ -260,9 +261,11 @@ def _runs(content: Mapping[str, Any]) -> str:
 
 
 def _faster(own: ModelRow | None, ours: ModelRow | None, digits: int) -> str:
+    """How many times as fast, and again in a second pass where there was one."""
     if not own or not ours or "ms" not in own or "ms" not in ours:
         return ""
-    return f"{own['ms'] / ours['ms']:.{digits}f}x"
+    again = f", again {own['again_ms'] / ours['again_ms']:.{digits}f}x" if "again_ms" in own else ""
+    return f"{own['ms'] / ours['ms']:.{digits}f}x{again}"
 
 
 def _attention_faster(own: ModelRow | None, ours: ModelRow | None, rest: ModelRow | None) -> str:
@@ -359,9 +362,10 @@ def _of_models() -> str:
     found = side_by_side(content["rows"])
     train, prefill = "training step, 32 heads, 8192 tokens", "prefill in chunks of 1024, 64 heads, 131072 tokens"
     times = _faster(*found[train], 1), _faster(*found[prefill], 1)
+    first, second = times[1].split(", again ")
     return (
-        f"Two GLM-5 layers in [transformers](docs/transformers.md): {times[0]} as fast in training, {times[1]} in "
-        f"prefill of 131072 tokens ({_model(content['gpu'])})."
+        f"Two small GLM-5 layers in [transformers](docs/transformers.md): {times[0]} as fast in training, {first} in a "
+        f"first prefill of 131072 tokens, {second} in a second ({_model(content['gpu'])})."
     )
 
 

@@ -12,6 +12,7 @@ prints the loss of every tenth step, and ends with 1 where the model has not lea
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -56,8 +57,8 @@ def shapes(setting: Setting) -> dict[str, tuple[int, int]]:
         "kv_a_proj_with_mqa.weight": (576, s.width),
         "kv_b_proj.weight": (s.heads * (s.d_nope + s.d_value), 512),
         "o_proj.weight": (s.width, s.heads * s.d_value),
-        "indexer.wq_b.weight": (s.index_heads * 128, s.d_query),
-        "indexer.wk.weight": (128, s.width),
+        "indexer.wq_b.weight": (s.index_heads * s.d_index, s.d_query),
+        "indexer.wk.weight": (s.d_index, s.width),
         "indexer.weights_proj.weight": (s.index_heads, s.width),
         "up": (4 * s.width, s.width),
         "down": (s.width, 4 * s.width),
@@ -69,15 +70,15 @@ def parameters(setting: Setting, seed: int) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    s, key = setting, jax.random.key(seed)
+    s, (key, last) = setting, jax.random.split(jax.random.key(seed))
     layers = {
         name: jax.random.normal(jax.random.fold_in(key, number), (s.layers, *shape)) * shape[1] ** -0.5
         for number, (name, shape) in enumerate(shapes(s).items())
     }
-    ones = {"q_a_layernorm.weight": s.d_query, "kv_a_layernorm.weight": 512, "indexer.k_norm.weight": 128}
+    ones = {"q_a_layernorm.weight": s.d_query, "kv_a_layernorm.weight": 512, "indexer.k_norm.weight": s.d_index}
     layers |= {name: jnp.ones((s.layers, size)) for name, size in ones.items()}
-    layers["indexer.k_norm.bias"] = jnp.zeros((s.layers, 128))
-    return {"layers": layers, "bytes": jax.random.normal(key, (s.vocabulary, s.width)) * s.width**-0.5}
+    layers["indexer.k_norm.bias"] = jnp.zeros((s.layers, s.d_index))
+    return {"layers": layers, "bytes": jax.random.normal(last, (s.vocabulary, s.width)) * s.width**-0.5}
 
 
 def step_of(setting: Setting, mesh: Any) -> Any:
@@ -132,7 +133,8 @@ def train(setting: Setting, seed: int) -> list[float]:
     import jax
     import jax.numpy as jnp
 
-    mesh = jax.make_mesh((len(jax.devices()),), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    devices = math.gcd(len(jax.devices()), setting.length)  # each has as many tokens
+    mesh = jax.make_mesh((devices,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
     text, step = Text(setting, seed), step_of(setting, mesh)
     params = jax.device_put(parameters(setting, seed), jax.sharding.NamedSharding(mesh, jax.P()))
     first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))

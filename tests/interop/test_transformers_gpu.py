@@ -21,7 +21,7 @@ from cupymla_lab.models import ERROR_TOPK, VOCABULARY, Work, model_of  # noqa: E
 pytestmark = pytest.mark.gpu
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
-"""Those that have a language model's head."""
+"""Those that every version has; `python -m cupymla_lab models` compares all six."""
 
 HEADS, HIDDEN, TOKENS, NEW = 32, 1024, 2 * ERROR_TOPK, 64
 SHORT = 700  # tokens of the second sequence of a batch, more than are selected
@@ -95,7 +95,9 @@ def test_a_cached_prefill(models: tuple[Any, Any, Any], steps: tuple[int, ...]) 
     with torch.no_grad():
         for part in ids.split(steps, -1):
             found.append(ours(part, past_key_values=cache, use_cache=True).logits.float())
-    assert off(torch.cat(found, 1), right) <= 2 * off(rounded, right)
+    result = torch.cat(found, 1)
+    for part in (slice(None), slice(-8, None)):  # the last eight are steps of decoding
+        assert off(result[:, part], right[:, part]) <= 2 * off(rounded[:, part], right[:, part])
 
 
 def test_weights_of_attention_are_refused(models: tuple[Any, Any, Any]) -> None:
@@ -121,7 +123,12 @@ def test_trainer(family: str, tmp_path: Path) -> None:
         save_strategy="no",
         report_to=[],
     )
+    # In bfloat16 a step of this size is lost in weights as large as those of norms.
+    ours = {n: p for n, p in model.named_parameters() if "self_attn" in n and "_proj" in n and ".indexer." not in n}
+    before = {name: p.detach().clone() for name, p in ours.items()}
     trainer = transformers.Trainer(model, options, train_dataset=[{"input_ids": row, "labels": row}] * steps)
     trainer.train()
+    assert model.is_gradient_checkpointing
+    assert before and not [name for name, p in ours.items() if torch.equal(p, before[name])]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == steps and losses[-1] < 0.9 * losses[0], losses
