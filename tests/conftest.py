@@ -36,6 +36,7 @@ OPTIONAL: dict[str, Callable[[], bool]] = {
 # Options without which the tests marked like them are left out.
 ASKED_FOR = {
     "--interpret-all": "run every small case of every kernel interpreted",
+    "--compile-planned": "compile every variant that a plan can choose",
     "--compile-all": "compile every variant that any call may want",
 }
 
@@ -112,7 +113,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def markers_unasked(config: pytest.Config) -> set[str]:
     """Markers of the tests that are left out."""
-    return {option.removeprefix("--").replace("-", "_") for option in ASKED_FOR if not config.getoption(option)}
+    asked = {option for option in ASKED_FOR if config.getoption(option)}
+    if "--compile-all" in asked:
+        asked.add("--compile-planned")
+    return {option.removeprefix("--").replace("-", "_") for option in ASKED_FOR.keys() - asked}
 
 
 @pytest.hookimpl(tryfirst=True)

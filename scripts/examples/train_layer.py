@@ -104,7 +104,7 @@ def step_of(setting: Setting, mesh: Any) -> Any:
 
         return rms(jax.lax.scan(jax.checkpoint(layer), x, layers)[0])
 
-    spread = jax.shard_map(hidden, mesh=mesh, in_specs=(whole, tokens, tokens), out_specs=tokens, check_vma=False)
+    spread = jax.shard_map(hidden, mesh=mesh, in_specs=(whole, tokens, tokens), out_specs=tokens)
 
     def loss(params: Any, text: Any) -> Any:
         known, wanted = text[:, :-1], text[:, 1:]
