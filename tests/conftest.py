@@ -40,6 +40,9 @@ ASKED_FOR = {
     "--compile-all": "compile every variant that any call may want",
 }
 
+FIRST = ("test_build_folder.py", "test_processes.py", "test_compile_all.py")
+"""Files whose tests are ahead of all others; see `pytest_collection_modifyitems`."""
+
 registry_kit.leave_out_incomplete()
 
 
@@ -135,8 +138,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence. Whole
-    compilations come first: the engine's tests, which would compile to PTX alone, find it kept."""
+    """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence. Tests that fork
+    come first: a worker's heap grows past what a system lets it double. Then whole compilations: the engine's tests,
+    which would compile to PTX alone, find them kept."""
     unasked = markers_unasked(config)
     named = [(item, {mark.name for mark in item.iter_markers()}) for item in items]
     items[:] = [item for item, names in named if unasked.isdisjoint(names)]
@@ -149,7 +153,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     if not gpu_present():
         config.stash[GPU_TESTS] = leave_one_of_each_gpu_test(items)
-    items.sort(key=lambda item: item.path.name != "test_compile_all.py")
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
     if getattr(config.option, "loadgroup", False):
         for item in items:
             name_with_group(item)
