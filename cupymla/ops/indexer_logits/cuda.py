@@ -64,7 +64,7 @@ def q_tiles(problem: Problem, q: View, facts: Mapping[str, int]) -> TileMap:
     batch, query, head, _ = (stride * q.itemsize for stride in batched_strides(q.strides, 4))
     shape = (problem.channels, problem.heads, problem.queries, problem.batch)
     box = (facts["tile_bytes"] // q.itemsize, facts["tile_heads"], facts["tile_queries"], 1)
-    return _map(problem, q, shape, (head, query, batch), box, facts["tile_bytes"])
+    return tile_map(problem, q, shape, (head, query, batch), box, facts["tile_bytes"])
 
 
 def k_tiles(problem: Problem, k: View, facts: Mapping[str, int]) -> TileMap:
@@ -72,10 +72,10 @@ def k_tiles(problem: Problem, k: View, facts: Mapping[str, int]) -> TileMap:
     batch, key, _ = (stride * k.itemsize for stride in batched_strides(k.strides, 3))
     shape = (problem.channels, problem.keys, problem.batch, 1)
     box = (facts["tile_bytes"] // k.itemsize, facts["tile_keys"], 1, 1)
-    return _map(problem, k, shape, (key, batch, 0), box, facts["tile_bytes"])
+    return tile_map(problem, k, shape, (key, batch, 0), box, facts["tile_bytes"])
 
 
-def _map(
+def tile_map(
     problem: Problem,
     view: View,
     shape: tuple[int, ...],
@@ -83,7 +83,8 @@ def _map(
     box: tuple[int, ...],
     swizzle: int,
 ) -> TileMap:
-    # An axis of extent 1 may have any stride, and drivers need not take all.
+    """Tiles of an array of channels and three more axes. One of extent 1 may have any stride, and drivers need not take
+    all."""
     strides = tuple(
         stride if extent > 1 else problem.channels * view.itemsize
         for stride, extent in zip(strides_bytes, shape[1:], strict=True)

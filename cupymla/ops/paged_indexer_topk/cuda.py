@@ -10,7 +10,7 @@ from typing import TypeVar
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ...tensormap import TileMap, element_bytes
+from ...tensormap import TileMap
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..indexer_logits import cuda as dense
@@ -88,8 +88,8 @@ def _bytes_before(view: View | None, request: int) -> int:
     return 0 if view is None else request * view.strides[0] * view.itemsize
 
 
-def _key_tiles(problem: Problem, facts: Mapping[str, int]) -> TileMap | None:
-    """Tiles of the keys of blocks, without their address: channels, keys of a block, blocks, and an axis of extent 1.
+def _key_tiles(problem: Problem, scored: DenseProblem, cache: View, facts: Mapping[str, int]) -> TileMap | None:
+    """Tiles of the keys of blocks: channels, keys of a block, blocks, and an axis of extent 1.
 
     None for pages that are no power of two, or have fewer keys than the swizzle's pattern has rows; for rows that
     tensor copies do not take; and for strides of 0, which drivers need not take.
@@ -97,17 +97,11 @@ def _key_tiles(problem: Problem, facts: Mapping[str, int]) -> TileMap | None:
     page = problem.page
     if not problem.blocks or problem.row_bytes % 16 or page < _SWIZZLE_ROWS or page & (page - 1):
         return None
-    block_bytes = problem.block_bytes if problem.blocks > 1 else problem.row_bytes  # of one: any
-    if not problem.row_bytes or not block_bytes:
+    if not problem.row_bytes or (problem.blocks > 1 and not problem.block_bytes):
         return None
-    return TileMap(
-        ptr=0,
-        dtype=problem.dtype,
-        shape=(problem.channels, page, problem.blocks, 1),
-        strides_bytes=(problem.row_bytes, block_bytes, problem.row_bytes),
-        box=(facts["tile_bytes"] // element_bytes(problem.dtype), min(page, facts["tile_keys"]), 1, 1),
-        swizzle=facts["tile_bytes"],
-    )
+    shape, strides = (problem.channels, page, problem.blocks, 1), (problem.row_bytes, problem.block_bytes, 0)
+    box = (facts["tile_bytes"] // cache.itemsize, min(page, facts["tile_keys"]), 1, 1)
+    return dense.tile_map(scored, cache, shape, strides, box, facts["tile_bytes"])
 
 
 class Scoring:
@@ -164,7 +158,7 @@ class Scoring:
         )
         # Tiles of the queries of one product: a pass over the keys has several.
         self._q_tiles = dense.q_tiles(scored, views.q, facts)
-        self._k_tiles = _key_tiles(problem, facts)
+        self._k_tiles = _key_tiles(problem, scored, views.k_cache, facts)
         geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
         self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), record))
         self._pointers: tuple[int, int] | None = None
