@@ -5,7 +5,8 @@ problem on 1, 2, 4, ... of them.
 
 Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); of the layer
 (`interop.jax.dsa`) tokens are, and parameters are on every device. The problem stays the same, so perfect scaling
-halves the time. Writes <out>/<gpu>/scaling.json.
+halves the time. Writes <out>/<gpu>/scaling.json; rows that are not measured now, such as those of more GPUs than there
+are, stay in it with their own date and commit.
 """
 
 from __future__ import annotations
@@ -225,6 +226,18 @@ def rows(problem: Problem, layer: Layer, counts: Sequence[int], frameworks: Sequ
     return found
 
 
+def kept(before: dict[str, Any], content: dict[str, Any], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of an earlier file of the same sizes that this run did not measure, with the date and commit of theirs."""
+    measured = {(row["framework"], row["devices"]) for row in found}
+    return [
+        {**{name: before[name] for name in ("date", "commit")}, **row}
+        for row in before["rows"]
+        if (row["framework"], row["devices"]) not in measured
+        and (size := "layer" if row["framework"] == "jax_layer" else "problem") in before
+        and before[size] == content[size]
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write, or be a rank of a measurement."""
     from cupymla import driver
@@ -254,8 +267,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layer = Layer(**options.layer)
     found = rows(problem, layer, counts, options.frameworks)
     if options.out:
-        sizes = {"problem": asdict(problem), "layer": asdict(layer)}
-        report.write(options.out, "scaling", {**machine.provenance(options.commit), **sizes, "rows": found})
+        where = machine.provenance(options.commit)
+        content = {**where, "problem": asdict(problem), "layer": asdict(layer)}
+        file = options.out / machine.gpu_slug(where["gpu"]) / "scaling.json"
+        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": []}
+        report.write(options.out, "scaling", {**content, "rows": [*found, *kept(before, content, found)]})
     return 0
 
 

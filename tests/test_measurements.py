@@ -141,6 +141,21 @@ def test_measurements_begin_with_where_they_were_made(tmp_path: Path, monkeypatc
     assert [row["speedup"] for row in found["scaling.json"]["rows"]] == [1, 2]
 
 
+@pytest.mark.usefixtures("h200")
+def test_scaling_keeps_rows_of_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "measure_jax", lambda problem, devices: problem.topk / devices)
+
+    def run(commit: str, *options: str) -> list[tuple[Any, ...]]:
+        assert scaling.main(["--out", str(tmp_path), "--frameworks", "jax", "--commit", commit, *options]) == 0
+        rows = json.loads((tmp_path / "h200" / "scaling.json").read_text())["rows"]
+        return [(row["devices"], row["ms"], row.get("commit")) for row in rows]
+
+    assert run("old", "--devices", "1", "2", "4") == [(1, 2048, None), (2, 1024, None), (4, 512, None)]
+    assert run("new", "--devices", "1", "2") == [(1, 2048, None), (2, 1024, None), (4, 512, "old")]
+    assert run("newer", "--devices", "2") == [(2, 1024, None), (1, 2048, "new"), (4, 512, "old")]
+    assert run("other", "--devices", "1", "--problem", '{"topk": 64}') == [(1, 64, None)]
+
+
 class Beside:
     """What stands for `Processes`: work is done here, by a function that loses what `lost` names."""
 
