@@ -108,29 +108,25 @@ __device__ __forceinline__ void write_tokens(const ConcatParameters& params) {
 }
 
 template <int32_t kType>
-__device__ __forceinline__ void write_all(const ConcatParameters& params) {
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(params.kv_c) | reinterpret_cast<uintptr_t>(params.k_pe) |
-                              reinterpret_cast<uintptr_t>(params.cache);
-  const int64_t distances = (params.kv_c_row | params.k_pe_row) * item_bytes(kType) | params.block_bytes;
-  if (((addresses | distances) & 15) == 0) {
-    write_tokens<kType, true>(params);
-  } else {
-    write_tokens<kType, false>(params);
+struct WriteAll {
+  static __device__ __forceinline__ void run(const ConcatParameters& params) {
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(params.kv_c) | reinterpret_cast<uintptr_t>(params.k_pe) |
+                                reinterpret_cast<uintptr_t>(params.cache);
+    const int64_t distances = (params.kv_c_row | params.k_pe_row) * item_bytes(kType) | params.block_bytes;
+    if (((addresses | distances) & 15) == 0) {
+      write_tokens<kType, true>(params);
+    } else {
+      write_tokens<kType, false>(params);
+    }
   }
-}
+};
 
 }  // namespace cupymla::mla_cache
 
 extern "C" __global__ void __launch_bounds__(cupymla::mla_cache::kThreads, cupymla::mla_cache::kCtasPerSm)
     concat_and_cache_mla(const __grid_constant__ cupymla::mla_cache::ConcatParameters params) {
   using namespace cupymla::mla_cache;
-  if (params.type == kBfloat16) {
-    write_all<kBfloat16>(params);
-  } else if (params.type == kFloat16) {
-    write_all<kFloat16>(params);
-  } else {
-    write_all<kFloat32>(params);
-  }
+  dispatch_type<WriteAll>(params);
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::mla_cache::kThreads, cluster = 1, smem_bytes = 0,

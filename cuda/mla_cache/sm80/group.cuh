@@ -1,4 +1,5 @@
 // A group of channels with one scale, sixteen in each of neighbouring lanes: its largest magnitude, and its codes.
+// `dispatch_type` chooses a loop by the type of what is read.
 #pragma once
 
 #include "../../common/reciprocal.cuh"
@@ -13,6 +14,18 @@ constexpr int kLaneChannels = 16;  // of a lane: 16 bytes of codes
 // The largest finite number of a type: an infinity counts as it.
 __device__ __forceinline__ float largest(int32_t type) {
   return type == kFloat16 ? 65504.0f : __uint_as_float(type == kBfloat16 ? 0x7f7f0000u : 0x7f7fffffu);
+}
+
+// Runs `Loop` of the FloatType that the parameters have: each type has machine code of its own.
+template <template <int32_t> class Loop, typename Parameters>
+__device__ __forceinline__ void dispatch_type(const Parameters& params) {
+  if (params.type == kBfloat16) {
+    Loop<kBfloat16>::run(params);
+  } else if (params.type == kFloat16) {
+    Loop<kFloat16>::run(params);
+  } else {
+    Loop<kFloat32>::run(params);
+  }
 }
 
 // Neighbouring channels as they are in memory, all asked for at once. If `kAligned`, their address is a multiple of 16.

@@ -73,30 +73,26 @@ __device__ __forceinline__ void quantize_groups(const QuantizeParameters& params
 }
 
 template <int32_t kType>
-__device__ __forceinline__ void quantize_all(const QuantizeParameters& params) {
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(params.x) | reinterpret_cast<uintptr_t>(params.codes);
-  int64_t distances = params.block_bytes;
+struct QuantizeAll {
+  static __device__ __forceinline__ void run(const QuantizeParameters& params) {
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(params.x) | reinterpret_cast<uintptr_t>(params.codes);
+    int64_t distances = params.block_bytes;
 #pragma unroll
-  for (int i = 0; i < kAxes; ++i) distances |= params.x_strides[i] * item_bytes(kType) | params.codes_strides[i];
-  if (((addresses | distances) & 15) == 0) {
-    quantize_groups<kType, true>(params);
-  } else {
-    quantize_groups<kType, false>(params);
+    for (int i = 0; i < kAxes; ++i) distances |= params.x_strides[i] * item_bytes(kType) | params.codes_strides[i];
+    if (((addresses | distances) & 15) == 0) {
+      quantize_groups<kType, true>(params);
+    } else {
+      quantize_groups<kType, false>(params);
+    }
   }
-}
+};
 
 }  // namespace cupymla::mla_cache
 
 extern "C" __global__ void __launch_bounds__(cupymla::mla_cache::kThreads, cupymla::mla_cache::kCtasPerSm)
     quantize_fp8(const __grid_constant__ cupymla::mla_cache::QuantizeParameters params) {
   using namespace cupymla::mla_cache;
-  if (params.type == kBfloat16) {
-    quantize_all<kBfloat16>(params);
-  } else if (params.type == kFloat16) {
-    quantize_all<kFloat16>(params);
-  } else {
-    quantize_all<kFloat32>(params);
-  }
+  dispatch_type<QuantizeAll>(params);
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::mla_cache::kThreads, cluster = 1, smem_bytes = 0,
