@@ -22,7 +22,8 @@ from pathlib import Path
 from cupymla import arch as arches
 from cupymla import build
 from cupymla.arch import Arch
-from cupymla.build import Cubin, KernelSource
+from cupymla.build import KernelSource
+from cupymla.build.cubin import Image
 from cupymla.build.precompile import precompile
 from cupymla.cli.terminal import exit_with
 from cupymla.errors import CupymlaError, InputError
@@ -39,6 +40,7 @@ _REGISTERS, _PARTS, _WARP_REGISTERS, _CTA_SMEM = 65536, 4, 256, 1024
 _THREADS, _CTAS = {(8, 9): 1536}, {(8, 9): 24}
 _USUAL_THREADS, _USUAL_CTAS = 2048, 32
 
+_LINE = re.compile(r"^ */\*([0-9a-f]+)\*/ .*$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 
 
@@ -55,21 +57,32 @@ def disassembler() -> str | None:
     return next(map(str, programs), None)
 
 
-def disassembled(made: Cubin, folder: Path) -> str | None:
-    """SASS of a kernel, one instruction a line, by way of a file in `folder`; None where there is no disassembler.
+def disassembled(target: str, images: Sequence[bytes]) -> list[str] | None:
+    """SASS of each kernel, one instruction a line; None where there is no disassembler.
+
+    It takes longer to start than for a kernel, so it is given the instructions of all of them behind each other:
+    addresses count from the first kernel's.
 
     Args:
-        made: the kernel.
-        folder: for the file.
+        target: such as "sm_90a", that of all kernels.
+        images: their cubins.
     """
     program = disassembler()
     if program is None:
         return None
-    image = folder / "kernel.cubin"
-    image.write_bytes(made.data)
-    # Its analysis of branches takes a quarter of the time; of these cubins it gives up, and says the same without.
-    command = [program, "--print-code", "--no-dataflow", str(image)]
-    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout
+    code, places = bytearray(), []
+    for image in images:
+        first = len(code)
+        code += b"".join(part for name, part in Image(image).machine_code().items() if name.startswith(".text."))
+        places.append(range(first, len(code)))
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "code.bin"
+        raw.write_bytes(code)
+        # Its analysis of branches takes a quarter of the time; of these kernels it gives up, and says the same without.
+        command = [program, "--binary", target.replace("sm_", "SM"), "--no-dataflow", str(raw)]
+        text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout
+    lines = [(int(found[1], 16), found[0]) for found in _LINE.finditer(text)]
+    return ["\n".join(line for at, line in lines if at in place) for place in places]
 
 
 def opcodes(sass: str) -> Counter[str]:
@@ -129,8 +142,8 @@ COLUMNS = ("registers", "spills", "stack", "shared", "CTAs/SM", "instructions")
 def made_of(source: KernelSource, out: Path | None = None) -> Made:
     """Compile a variant and look at it; with a folder, its SASS is written there. Raises CompileError."""
     cubin = build.cubin(source)
-    with tempfile.TemporaryDirectory() as folder:
-        sass = disassembled(cubin, Path(folder))
+    texts = disassembled(source.arch, [cubin.data])
+    sass = texts[0] if texts else None
     if out is not None and sass is not None:
         variant = "".join(f"-{name.removeprefix('CUPYMLA_').lower()}{value}" for name, value in source.defines)
         (out / f"{source.entry}-{source.arch}{variant}.sass").write_text(sass, encoding="utf-8")

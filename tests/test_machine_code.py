@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cupymla import arch
+from cupymla import arch, build
 from cupymla.build.source import cuda_root
 from cupymla.cli import main as cli
 from cupymla.errors import InputError
@@ -16,13 +16,11 @@ from cupymla.testing import operators
 from cupymla_lab import machine_code
 
 SASS = """
-.text.kernel:
         /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/              @!P0 BRA `(.L_x_1) ;
+        /*0010*/              @!P0 BRA 0x50 ;
         /*0020*/             @UP1  UIADD3 UR4, UR4, 0x1, URZ ;
         /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
         /*0040*/                   LDC.64 R2, c[0x0][0x210] ;
-.L_x_1:
         /*0050*/                   EXIT ;
         /*0060*/                   NOP ;
 """
@@ -100,6 +98,19 @@ def test_a_change_is_seen_beside_what_it_changed(tmp_path: Path, capsys: pytest.
             for folder in (out, out / "baseline-1")
         ]
         assert all("EXIT" in text for text in texts) and texts[0] != texts[1]
+
+
+@pytest.mark.compile
+def test_kernels_are_told_apart_that_are_disassembled_at_once() -> None:
+    every = operators.variants(registry.named("nvfp4_gemv"), ["sm_90"])
+    images = [build.cubin(source).data for source in operators.defining(every, [VARIANT[0], *VARIANT[2:]])[:2]]
+    texts = machine_code.disassembled("sm_90", images)
+    if texts is None:
+        pytest.skip(f"needs nvdisasm of the CUDA toolkit (pip install {machine_code.WHEEL})")
+    alone = [text for image in images for text in machine_code.disassembled("sm_90", [image]) or ()]
+    counts = [machine_code.opcodes(text) for text in texts]
+    assert counts == [machine_code.opcodes(text) for text in alone]
+    assert counts[0] != counts[1] and texts[0] == alone[0]
 
 
 @pytest.mark.compile

@@ -7,17 +7,16 @@ import fcntl
 import gzip
 import hashlib
 import re
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cupymla import build
 from cupymla.build import KernelSource, cache
-from cupymla.build.cubin import Cubin, Image
+from cupymla.build.cubin import Cubin
 from cupymla_lab.emulate import by_content
-from cupymla_lab.machine_code import WHEEL, disassembler
+from cupymla_lab.machine_code import WHEEL, disassembled, disassembler
 
 TOGETHER = ("sparse_mla", "attn_dist")
 """How the entries of kernels begin of which tests look at nearly all variants."""
@@ -28,8 +27,7 @@ PARTS = 8
 def machine_code(made: Cubin, folder: Path) -> str:
     """What a kernel was compiled to, one instruction a line; skips the test where there is no disassembler.
 
-    Several tests look at the same kernels: texts are kept. The disassembler takes longer to start than for a kernel, so
-    it is given several.
+    Several tests look at the same kernels: texts are kept, and several are made at once.
     """
     program, kept = disassembler(), by_content.folder() or folder
     if program is None:
@@ -44,7 +42,7 @@ def machine_code(made: Cubin, folder: Path) -> str:
         with _one_process(kept / f"sass-{made.arch}-{_part(made.path)}.lock"):
             if not file.is_file():
                 missing = [data for data in (made.data, *_beside(made)) if not file_of(data).is_file()]
-                for data, text in zip(missing, _disassembled(program, made.arch, missing, folder), strict=True):
+                for data, text in zip(missing, disassembled(made.arch, missing) or (), strict=True):
                     _keep(file_of(data), text)
     return gzip.decompress(file.read_bytes()).decode()
 
@@ -60,22 +58,6 @@ def _beside(made: Cubin) -> list[bytes]:
         return []
     files = sorted(file for start in TOGETHER for file in made.path.parent.glob(f"{start}*.cubin"))
     return [file.read_bytes() for file in files if file != made.path and _part(file) == _part(made.path)]
-
-
-def _disassembled(program: str, arch: str, images: Sequence[bytes], folder: Path) -> list[str]:
-    """The instructions of kernels, one a line, which the disassembler is given behind each other."""
-    code, places = bytearray(), []
-    for image in map(Image, images):
-        first = len(code)
-        functions = (section for section in image._sections if section.name.startswith(".text."))
-        code += b"".join(image._data[each.offset : each.offset + each.size] for each in functions)
-        places.append(range(first, len(code)))
-    raw = folder / "code.bin"
-    raw.write_bytes(code)
-    command = (program, "--binary", arch.replace("sm_", "SM"), "--no-dataflow", str(raw))
-    text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout
-    lines = [(int(found[1], 16), found[0]) for found in re.finditer(r"^ */\*([0-9a-f]+)\*/ .*$", text, re.MULTILINE)]
-    return ["\n".join(line for at, line in lines if at in place) for place in places]
 
 
 def _keep(file: Path, text: str) -> None:
