@@ -290,6 +290,15 @@ struct Gradients {
     }
   };
 
+  // The same as __float2int_rn, of a number below 2^31: its nearest multiple of 512, then the rest of it, as last bits
+  // of sums. All differences are exact.
+  static __device__ __forceinline__ int32_t rounded_by_additions(float value) {
+    const float high = __fadd_rn(value, 0x1.8p32f);
+    const float low = __fadd_rn(__fsub_rn(value, __fsub_rn(high, 0x1.8p32f)), 0x1.8p23f);
+    constexpr uint32_t kHighZero = 0x4fc00000u, kLowZero = 0x4b400000u;
+    return static_cast<int32_t>(__float_as_uint(high) * 512u + __float_as_uint(low) - (kHighZero * 512u + kLowZero));
+  }
+
   // What makes units of a thread's sums: of its two rows, and of its channels.
   struct Conversion {
     RowUnits rows[2];
@@ -329,8 +338,9 @@ struct Gradients {
           put_row<float2>(dk, half, as_floats);
         } else {
           put_row<int2>(dk, half, [&](float first, float second, int group) {
-            return make_int2(__float2int_rn(first * factor * factors[group].x),
-                             __float2int_rn(second * factor * factors[group].y));
+            const float one = first * factor * factors[group].x, other = second * factor * factors[group].y;
+            // Conversions and additions run side by side, five of the one to three of the other.
+            return make_int2(__float2int_rn(one), group % 4 == 0 ? __float2int_rn(other) : rounded_by_additions(other));
           });
         }
       }
