@@ -45,9 +45,9 @@ struct Totals {
     const bool in_shared = params.range_keys != 0;
     if (in_shared) {
       for (uint32_t key = threadIdx.x; key < keys; key += kTotalThreads) storage.low[key] = storage.high[key] = 0;
-      __syncthreads();
+      __syncthreads();  // zeros are there
       add<true>();
-      __syncthreads();
+      __syncthreads();  // everybody has added
       flush();
     } else {
       add<false>();
