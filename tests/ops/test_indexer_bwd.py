@@ -209,6 +209,22 @@ def test_plans() -> None:
             plan.variant(hopper, **wrong)
 
 
+def test_totals_are_added_up_by_ranges_of_keys() -> None:
+    """Ranges fit shared memory, and are about as large; beyond eight there are none."""
+    hopper, options = arch.named("sm_90a"), replace(PROBLEM.options, deterministic=True)
+    most = 28672
+    sizes = ((1, 1, 1), (most, most, 1), (most + 1, 14337, 2), (8 * most, most, 8), (8 * most + 1, 0, 1))
+    for keys, size, ranges in sizes:
+        for lead, queries in (((), 4), ((), 500), ((3,), 500), ((200,), 500)):
+            problem = replace(PROBLEM, lead=lead, queries=queries, keys=keys, options=options)
+            assert plan.range_keys(problem) == size
+            launches = plan.launches(problem, hopper)
+            ctas = next(launch.ctas for launch in launches if launch.source.entry.endswith("total"))
+            assert ctas % (problem.batch * ranges) == 0 and ctas <= max(132, problem.batch * ranges)
+            assert ctas <= problem.batch * ranges * queries
+    assert plan.range_keys(replace(PROBLEM, keys=0)) == 0
+
+
 def test_the_workspace_holds_sums_and_bounds() -> None:
     assert plan.workspace(PROBLEM).bytes == 100 * 128 * 4
     exact = replace(PROBLEM, lead=(3,), keys=7, options=replace(PROBLEM.options, deterministic=True))
@@ -334,6 +350,23 @@ def test_integer_sums_of_weights_that_round_to_infinity() -> None:
     arguments["q"] *= ml_dtypes.bfloat16(1e-30)
     dk, _ = integer_sums(arguments)
     assert np.isposinf(dk).all()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("most", "ranges"), [(11, 8), (11, 5), (29, 8)])
+def test_totals_are_the_same_whoever_adds_them_up(most: int, ranges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one range of keys, by six or three, and in L2: totals, and so dk, have the same bits."""
+    case = named("hostile_ids_det")
+    size = {(11, 8): 10, (11, 5): 0, (29, 8): 20}[most, ranges]
+    found = []
+    for _ in range(2):
+        with emulated("sm_90a", 2) as machine:
+            results = machine.results(SUBJECT, SUBJECT.cases.inputs(case, 0))
+            found.append({name: array.tobytes() for name, array in results.items()})
+        monkeypatch.setattr(plan, "_MOST_RANGE_KEYS", most)
+        monkeypatch.setattr(plan, "_MOST_RANGES", ranges)
+    assert plan.range_keys(replace(PROBLEM, keys=case.keys)) == size
+    assert found[0] == found[1]
 
 
 @pytest.mark.compile

@@ -31,11 +31,11 @@ __device__ __forceinline__ uint32_t uniform_address(const void* pointer) {
   return __shfl_sync(0xffffffffu, smem_address(pointer), 0);
 }
 
-// Products of a tile's keys with all heads, complete on return. A thread has rows r and r + 8 of its warp's sixteen
-// keys, r = lane / 4, and of each eight heads two.
-template <typename Element, int kTiles, uint32_t kKeyBytes, uint32_t kHeadBytes, int kScores>
+// Products of a tile's keys with all heads, complete on return; `meanwhile` is done while they are under way. A thread
+// has rows r and r + 8 of its warp's sixteen keys, r = lane / 4, and of each eight heads two.
+template <typename Element, int kTiles, uint32_t kKeyBytes, uint32_t kHeadBytes, int kScores, typename Meanwhile>
 __device__ __forceinline__ void multiply_keys(float (&products)[kScores], const uint8_t (&keys)[kTiles][kKeyBytes],
-                                              const uint8_t (&heads)[kTiles][kHeadBytes]) {
+                                              const uint8_t (&heads)[kTiles][kHeadBytes], const Meanwhile& meanwhile) {
   const uint64_t of_keys = sm90::k_major_descriptor(uniform_address(keys[0]));
   const uint64_t of_heads = sm90::k_major_descriptor(uniform_address(heads[0]));
   sm90::warpgroup_discard_operand(products);
@@ -48,8 +48,15 @@ __device__ __forceinline__ void multiply_keys(float (&products)[kScores], const 
         sm90::descriptor_advance(of_heads, column * kHeadBytes + inside), step == 0);
   }
   sm90::wgmma_commit();
+  meanwhile();
   sm90::wgmma_wait<0>();
   sm90::warpgroup_fence_operand(products);
+}
+
+template <typename Element, int kTiles, uint32_t kKeyBytes, uint32_t kHeadBytes, int kScores>
+__device__ __forceinline__ void multiply_keys(float (&products)[kScores], const uint8_t (&keys)[kTiles][kKeyBytes],
+                                              const uint8_t (&heads)[kTiles][kHeadBytes]) {
+  multiply_keys<Element>(products, keys, heads, [] {});
 }
 
 }  // namespace cupymla::indexer

@@ -36,12 +36,21 @@ __device__ __forceinline__ double wide_power_of_two(int exponent) {
   return __longlong_as_double(static_cast<long long>(1023 + exponent) << 52);
 }
 
+// A double that is not negative, between 2^-126 and 2^129; what is no number becomes the larger. Positive doubles have
+// the order of their upper words, and those of the limits are all that the limits have.
+__device__ __forceinline__ double within_floats(double value) {
+  constexpr int kLeast = (1023 - 126) << 20, kMost = (1023 + 129) << 20;
+  const int high = __double2hiint(value);
+  const bool inside = static_cast<uint32_t>(high - kLeast) < static_cast<uint32_t>(kMost - kLeast);
+  return __hiloint2double(min(max(high, kLeast), kMost), inside ? __double2loint(value) : 0);
+}
+
 // The largest that an entry adds to any channel, by its query's bound, whose sign says nothing here. Near the end of
 // floats the bound was capped, and heads may come in two blocks. Below normal floats, rounding may be of any size.
 __device__ __forceinline__ double entry_bound(float gradient, float query_bound) {
   const double most = fabs(static_cast<double>(query_bound));
   const double bound = fabs(static_cast<double>(gradient)) * (most < kSafe ? most : most * 2.0);
-  return fmin(fmax(bound, 0x1p-126), 0x1p129);
+  return within_floats(bound);
 }
 
 // log2 of the unit of totals.
@@ -61,7 +70,10 @@ __device__ __forceinline__ int channel_log2(float part) { return max(0, -1 - exp
 
 // Two neighbouring sums of 32 bits in one of 64, which one addition adds to. The first's carry goes into the second; it
 // is taken back when they are read.
-__device__ __forceinline__ int64_t joined(int2 pair) { return (static_cast<int64_t>(pair.y) << 32) + pair.x; }
+__device__ __forceinline__ int64_t joined(int2 pair) {
+  const uint32_t high = static_cast<uint32_t>(pair.y) + static_cast<uint32_t>(pair.x >> 31);
+  return static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | static_cast<uint32_t>(pair.x));
+}
 
 __device__ __forceinline__ int2 separated(int32_t low, int32_t high) {
   return make_int2(low, static_cast<int32_t>(static_cast<uint32_t>(high) + (static_cast<uint32_t>(low) >> 31)));

@@ -101,7 +101,9 @@ struct Gradients {
     uint32_t active_weights[kHeads / 16][4];
     {
       float products[kScores];
-      indexer::multiply_keys<Element>(products, storage.keys[stage], storage.q);
+      indexer::multiply_keys<Element>(products, storage.keys[stage], storage.q, [&] {
+        if constexpr (kDeterministic) prepare_rows(stage);
+      });
       activate(products, active_weights, stage);
     }
     fence_async_shared();
@@ -110,11 +112,14 @@ struct Gradients {
     float dk[kD / 2];
     issue_dk(dk, active_weights);
     issue_dq(stage);
-    sm90::wgmma_wait<1>();
-    sm90::warpgroup_fence_operand(dk);
     if constexpr (kDeterministic) {
-      send_units(dk, stage);
+      const Conversion conversion = read_conversion();
+      sm90::wgmma_wait<1>();
+      sm90::warpgroup_fence_operand(dk);
+      send_units(dk, conversion, stage);
     } else {
+      sm90::wgmma_wait<1>();
+      sm90::warpgroup_fence_operand(dk);
       send_dk(dk, stage);
     }
     sm90::wgmma_wait<0>();
@@ -245,90 +250,161 @@ struct Gradients {
     }  // which the weights' barrier shows to all
   }
 
-  // What makes units of a row's sums.
-  struct RowUnits {
-    double units;  // that a 1 is where a part is 1
-    float factor;  // sums times it and a channel's factor are units
-    bool checked;  // instead, channels are looked at one by one: infinities, NaN or factors that are no normal floats
-    bool small;    // units are below 2^(22 + coarse), which takes keys with some 500 entries or more
-    int coarse;    // units are then rounded to multiples of 2^coarse, at most 2^kMostCoarse
+  // log2 of how many units a 1 is in a key's row, where a part is 1.
+  __device__ __forceinline__ int row_units_log2(int stage, int key) const {
+    return units_log2(storage.units.totals[stage][key], storage.units.total_unit, params.adds_log2);
+  }
 
-    // Units of a small row, without a conversion, of which a multiprocessor makes 16 a cycle: the last bits of a sum
-    // with 1.5 2^(23 + coarse).
-    __device__ __forceinline__ int32_t of_small(float sum, float channel_factor) const {
-      const uint32_t zero = 0x4b400000u + (static_cast<uint32_t>(coarse) << 23), step = 1u << coarse;
-      const float shifted = fmaf(sum * factor, channel_factor, __uint_as_float(zero));
-      return static_cast<int32_t>(__float_as_uint(shifted) * step - zero * step);
-    }
-  };
-  // Sums of 32 bits leave no more for it: with 4, those of 256 entries of 16 heads had four times the error.
-  static constexpr int kMostCoarse = 1;
-
-  __device__ __forceinline__ RowUnits row_units(int stage, int row) const {
-    const int key = warp * 16 + row;
+  // Works out how a warp's rows become units, which depends on no product: lanes l and l + 16 look at row l.
+  __device__ __forceinline__ void prepare_rows(int stage) {
+    const int key = warp * 16 + lane % 16;
     const float gradient = storage.gradients[stage][key], query_bound = storage.units.query_bound;
-    const int log2 = units_log2(storage.units.totals[stage][key], storage.units.total_unit, params.adds_log2);
-    const double units = wide_power_of_two(log2);
+    const double units = wide_power_of_two(row_units_log2(stage, key));
     const double factor = gradient * units * (kScaled ? storage.weights_unit : 1.0f);
     const bool finite = query_bound >= 0.0f && fabsf(gradient) * query_bound < kSafe;
     const bool plain = finite && (gradient == 0.0f || (fabs(factor) > 0x1p-100 && fabs(factor) < 0x1p100));
     // Of a bound, 2^-6 is for the rounding of operands.
     const int coarse = max(0, wide_exponent_of(entry_bound(gradient, query_bound) * units * (1 + 0x1p-6)) + 1 - 22);
     const bool there = storage.ids[stage][key] >= 0;
-    return {units, static_cast<float>(factor), there && !plain, !there || (plain && coarse <= kMostCoarse),
-            min(coarse, kMostCoarse)};
+    const bool small = __all_sync(0xffffffffu, static_cast<int>(!there || (plain && coarse <= kMostCoarse))) != 0;
+    const int way = small ? min(coarse, kMostCoarse) : there && !plain ? kChecked : kConverted;
+    if (lane < 16) storage.units.rows[key] = {static_cast<float>(factor), way};
   }
 
-  // The same in integers.
-  __device__ __forceinline__ void send_units(const float (&dk)[kD / 2], int stage) {
-    auto& rows = storage.dk[warp];
-    __syncwarp();  // the last tile's rows have been read
-    // Read ahead of writes, as ptxas does not exchange reads and writes of shared memory.
-    const RowUnits units[2] = {row_units(stage, lane / 4), row_units(stage, 8 + lane / 4)};
+  // A small row's units without a conversion, of which a multiprocessor makes 16 a cycle: the last bits of a sum with
+  // 1.5 2^(23 + coarse).
+  struct SmallRow {
+    float factor, zero;
+    uint32_t step, taken;
+
+    __device__ __forceinline__ explicit SmallRow(const RowUnits& row)
+        : factor(row.factor),
+          zero(__uint_as_float(0x4b400000u + (static_cast<uint32_t>(row.way) << 23))),
+          step(1u << row.way) {
+      taken = 0u - __float_as_uint(zero) * step;
+      make_opaque(step);  // a multiplication adds as well, a shift would not
+    }
+    __device__ __forceinline__ int32_t units(float sum, float channel_factor) const {
+      const float shifted = fmaf(sum * factor, channel_factor, zero);
+      return static_cast<int32_t>(__float_as_uint(shifted) * step + taken);
+    }
+  };
+
+  // The same as __float2int_rn, of a number below 2^31: its nearest multiple of 512, then the rest of it, as last bits
+  // of sums. All differences are exact.
+  static __device__ __forceinline__ int32_t rounded_by_additions(float value) {
+    const float high = __fadd_rn(value, 0x1.8p32f);
+    const float low = __fadd_rn(__fsub_rn(value, __fsub_rn(high, 0x1.8p32f)), 0x1.8p23f);
+    constexpr uint32_t kHighZero = 0x4fc00000u, kLowZero = 0x4b400000u;
+    return static_cast<int32_t>(__float_as_uint(high) * 512u + __float_as_uint(low) - (kHighZero * 512u + kLowZero));
+  }
+
+  // What makes units of a thread's sums: of its two rows, and of its channels.
+  struct Conversion {
+    RowUnits rows[2];
     float2 factors[kD / 8];
+  };
+
+  // Ahead of writes, as ptxas does not exchange reads and writes of shared memory.
+  __device__ __forceinline__ Conversion read_conversion() const {
+    const RowUnits* rows = storage.units.rows + warp * 16 + lane / 4;
+    Conversion conversion{{rows[0], rows[8]}, {}};
 #pragma unroll
     for (int group = 0; group < kD / 8; ++group) {
-      factors[group] = *reinterpret_cast<const float2*>(storage.units.channel_factors + group * 8 + lane % 4 * 2);
+      conversion.factors[group] =
+          *reinterpret_cast<const float2*>(storage.units.channel_factors + group * 8 + lane % 4 * 2);
     }
-    const bool small = __all_sync(0xffffffffu, static_cast<int>(units[0].small && units[1].small)) != 0;
+    return conversion;
+  }
+
+  // Adds a warp's rows to those of its keys, in integers.
+  __device__ __forceinline__ void send_units(const float (&dk)[kD / 2], const Conversion& conversion, int stage) {
+    const RowUnits(&units)[2] = conversion.rows;
+    const float2(&factors)[kD / 8] = conversion.factors;
+    __syncwarp();  // the last tile's rows have been read
+    if (units[0].way >= 0) {  // of all rows of the warp then
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const RowUnits& row = units[half];
-      if (small) {
+      for (int half = 0; half < 2; ++half) {
+        const SmallRow row(units[half]);
         put_row<int2>(dk, half, [&](float first, float second, int group) {
-          return make_int2(row.of_small(first, factors[group].x), row.of_small(second, factors[group].y));
-        });
-      } else if (row.checked) {
-        put_row<float2>(dk, half, as_floats);
-      } else {
-        put_row<int2>(dk, half, [&](float first, float second, int group) {
-          return make_int2(__float2int_rn(first * row.factor * factors[group].x),
-                           __float2int_rn(second * row.factor * factors[group].y));
+          return make_int2(row.units(first, factors[group].x), row.units(second, factors[group].y));
         });
       }
-    }
-    if (__any_sync(0xffffffffu, static_cast<int>(units[0].checked || units[1].checked))) check_rows(stage);
-    __syncwarp();
-    const int32_t* ids = storage.ids[stage] + warp * 16;
-#pragma unroll 4
-    for (int row = 0; row < 16; ++row) {
-      const int32_t key = ids[row];
-      int64_t* sums = reinterpret_cast<int64_t*>(params.sums) + (first_row() + key) * (kD / 2) + lane;
+    } else {
 #pragma unroll
-      for (int first = 0; first < kD; first += 64) {
-        const int2 pair = *reinterpret_cast<const int2*>(&rows[row][first + lane * 2]);
-        if (key >= 0) reduce_add_int64(sums + first / 2, joined(pair));
+      for (int half = 0; half < 2; ++half) {
+        const float factor = units[half].factor;
+        if (units[half].way == kChecked) {
+          put_row<float2>(dk, half, as_floats);
+        } else {
+          put_row<int2>(dk, half, [&](float first, float second, int group) {
+            const float one = first * factor * factors[group].x, other = second * factor * factors[group].y;
+            // Conversions and additions run side by side, five of the one to three of the other.
+            return make_int2(__float2int_rn(one), group % 4 == 0 ? __float2int_rn(other) : rounded_by_additions(other));
+          });
+        }
+      }
+      const bool checked = units[0].way == kChecked || units[1].way == kChecked;
+      if (__any_sync(0xffffffffu, static_cast<int>(checked))) check_rows(stage);
+    }
+    __syncwarp();
+    add_rows(stage);
+  }
+
+  // Adds rows of units to those of their keys.
+  __device__ __forceinline__ void add_rows(int stage) const {
+    int4 keys[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) keys[i] = reinterpret_cast<const int4*>(storage.ids[stage] + warp * 16)[i];
+    int32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all |= keys[i].x | keys[i].y | keys[i].z | keys[i].w;
+    if (all >= 0) {
+      add_rows_to<true>(keys);
+    } else {
+      add_rows_to<false>(keys);
+    }
+  }
+
+  // kValid: all keys are; so there are no branches, each of which takes as long as what it leads to.
+  template <bool kValid>
+  __device__ __forceinline__ void add_rows_to(const int4 (&keys)[4]) const {
+    int64_t sums = reinterpret_cast<int64_t>(params.sums) + (first_row() * kD + lane * 2) * 4;
+    make_opaque(sums);  // a row's address is then one multiplication that adds
+    constexpr int kPairs = kD / 64;  // of a lane
+    // Reads of some rows come ahead of what leaves: behind it, each would wait for the one before.
+#pragma unroll
+    for (int first = 0; first < 16; first += kRowsAtOnce) {
+      int64_t pairs[kRowsAtOnce][kPairs];
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          pairs[row][i] =
+              joined(*reinterpret_cast<const int2*>(&storage.dk[warp][first + row][i * 64 + lane * 2]));
+        }
+      }
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        const int4& four = keys[(first + row) / 4];
+        const int32_t key = row % 4 == 0 ? four.x : row % 4 == 1 ? four.y : row % 4 == 2 ? four.z : four.w;
+        int64_t* place = reinterpret_cast<int64_t*>(sums + static_cast<int64_t>(key) * (kD * 4));
+        if (kValid || key >= 0) {
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) reduce_add_int64(place + i * 32, pairs[row][i]);
+        }
       }
     }
   }
+  static constexpr int kRowsAtOnce = 8;
 
   // Makes units of rows that hold sums; what is not finite becomes 0, and bits of its own.
   __device__ __forceinline__ void check_rows(int stage) {
     __syncwarp();
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
-      const RowUnits of_row = row_units(stage, row);
-      if (!of_row.checked) continue;
+      if (storage.units.rows[warp * 16 + row].way != kChecked) continue;
+      const double of_row = wide_power_of_two(row_units_log2(stage, warp * 16 + row));
       const float gradient = storage.gradients[stage][warp * 16 + row];
       const int64_t element = (first_row() + storage.ids[stage][warp * 16 + row]) * kD;
 #pragma unroll 1
@@ -337,7 +413,7 @@ struct Gradients {
         const float value = of_entry(place, gradient);
         int32_t units = 0;
         if (is_finite(value)) {
-          units = __double2int_rn(static_cast<double>(value) * of_row.units * storage.units.channel_factors[channel]);
+          units = __double2int_rn(static_cast<double>(value) * of_row * storage.units.channel_factors[channel]);
         } else {
           uint32_t* words = params.non_finite + (element + channel) / 32 * 2;
           if (!(value < 0.0f)) reduce_or(words, 1u << lane);

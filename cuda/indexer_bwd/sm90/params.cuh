@@ -49,6 +49,7 @@ struct Parameters {
   int32_t relu;          // 0 or 1
   int32_t dk_type;       // 0 bf16, 1 fp16, 2 fp32
   int32_t adds_log2;     // at most 2^adds_log2 entries name a key; at most 29
+  int32_t range_keys;    // whose totals a CTA of `total` has in shared memory; 0: it adds to those in L2
 };
 
 }  // namespace cupymla::indexer_bwd

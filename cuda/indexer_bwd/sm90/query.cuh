@@ -1,4 +1,4 @@
-// The query of a CTA, and which keys it names.
+// A query, and which keys it names.
 #pragma once
 
 #include "../../common/block_reduction.cuh"
@@ -18,9 +18,14 @@ struct Query {
   const int32_t* indices;
   const float* gradients;
 
+  // That of a CTA, where each has one.
   __device__ __forceinline__ explicit Query(const Parameters& params)
-      : batch(static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(params.queries))),
-        query(static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.queries))),
+      : Query(params, static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(params.queries)),
+              static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(params.queries))) {}
+
+  __device__ __forceinline__ Query(const Parameters& params, int32_t batch, int32_t query)
+      : batch(batch),
+        query(query),
         entries(params.topk),
         key_limit(static_cast<uint32_t>(params.keys)),
         indices(params.indices + batch * params.indices_batch + query * params.indices_query),

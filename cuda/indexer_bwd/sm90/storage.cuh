@@ -8,15 +8,17 @@
 // ---------------------+--------------------------------+--------------------------------------------------------
 // a thread             | cp.async.wait_group, own fence | its copies into tile i's stage are there, for wgmma too
 // all, at tile i       | __syncthreads                  | everybody's copies and ids of tile i are there; everybody
-//                      |                                | is done with tile i - 1: its stage and `active` are free
-// all, behind products | own fence, __syncthreads       | `active` of tile i is there, for wgmma too
+//                      |                                | is done with tile i - 1: its stage, `active` and
+//                      |                                | `units.rows` are free
+// all, behind products | own fence, __syncthreads       | `active` of tile i is there, for wgmma too, and
+//                      |                                | `units.rows`
 // a warp, at dk        | __syncwarp, before and after   | its rows of `dk` have left, then are there anew
 // all, past tiles      | __syncthreads, three           | `dweights` are there, and nobody reads rows of `dk`; dq is
 //                      |                                | there in their place; it has left, and weights were read
 //
 //   tile i                                              | meanwhile
 //   ----------------------------------------------------+-------------------------------------
-//   64 keys x heads: wgmma; dweights and operands of it | copies of tiles i + 1 and i + 2
+//   64 keys x heads: wgmma; dweights and operands of it | copies of tiles i + 1 and i + 2; how rows become units
 //   dk and dq: wgmma, both issued                       | entries of tile i + 3 are read
 //   dk leaves for L2                                    | dq
 #pragma once
@@ -37,8 +39,20 @@ constexpr int kScores = kHeads / 2;    // of a thread, see `multiply_keys`
 constexpr uint32_t kKeyColumnBytes = kTileKeys * kSwizzleRowBytes;
 constexpr uint32_t kHeadColumnBytes = kHeads * kSwizzleRowBytes;
 
+// How a row of sums becomes units. Where all rows of a warp are small, with units below 2^(22 + coarse), `way` is
+// `coarse`, and units are rounded to multiples of 2^coarse; that takes keys with some 500 entries or more.
+struct RowUnits {
+  float factor;  // sums times it and a channel's factor are units
+  int32_t way;
+};
+constexpr int32_t kConverted = -1;
+constexpr int32_t kChecked = -2;  // channels are looked at one by one: infinities, NaN, factors that are not normal
+// Sums of 32 bits leave no more for it: with 4, those of 256 entries of 16 heads had four times the error.
+constexpr int kMostCoarse = 1;
+
 // Used where sums are integers.
 struct Units {
+  RowUnits rows[kTileKeys];
   int64_t totals[kStages][kTileKeys];  // of entries' keys
   float channel_factors[kD];           // how many times more units a 1 is than where a part is 1
   int32_t total_unit;                  // log2 of the unit of totals
@@ -55,7 +69,7 @@ struct alignas(1024) Storage {
   // Rows of a warp's keys, eight floats longer than needed: eight rows of a fragment meet all banks. At the end dq,
   // [heads][channels + 8].
   alignas(16) float dk[kThreads / 32][16][kD + 8];
-  int32_t ids[kStages][kTileKeys];      // -1 for entries that are not valid
+  alignas(16) int32_t ids[kStages][kTileKeys];  // -1 for entries that are not valid
   float gradients[kStages][kTileKeys];  // of the entries, 0 for those that are not valid
   float weights[kHeads];                // 0 for heads that only fill up
   uint32_t weight_pairs[kHeads / 2];    // the same as operands

@@ -40,7 +40,7 @@ class Parameters(ctypes.Structure):
         *((f"{name}_{axis}", ctypes.c_int64) for name, axes in _AXES.items() for axis in axes),
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "zeroed_chunks")),
         *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "heads", "topk")),
-        *((name, ctypes.c_int32) for name in ("bf16_weights", "causal", "relu", "dk_type", "adds_log2")),
+        *((name, ctypes.c_int32) for name in ("bf16_weights", "causal", "relu", "dk_type", "adds_log2", "range_keys")),
     )
 
 
@@ -61,6 +61,7 @@ def filled(problem: Problem, arrays: dict[str, View | None]) -> Parameters:
         relu=int(options.relu),
         dk_type=_DK_TYPES.index(problem.dk_dtype),
         adds_log2=plan.adds_log2(problem),
+        range_keys=plan.range_keys(problem),
     )
     for name, axes in _AXES.items():
         set_strides(made, name, arrays[name], axes, more=int(name not in _EVERY_AXIS))

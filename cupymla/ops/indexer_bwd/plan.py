@@ -40,6 +40,16 @@ _MOST_ROW_CTAS = 1056
 """Of the stages that go through rows: eight for each multiprocessor of a Hopper GPU."""
 
 
+_MOST_RANGE_KEYS = 28672
+"""Keys whose totals a CTA of `total` has room for in shared memory; as in total.cuh."""
+
+_MOST_RANGES = 8
+"""Ranges of keys, each of which has all entries read once more; with more of them, an addition in L2 for each entry
+takes less time."""
+
+_TOTAL_CTAS = 132
+"""Of `total`, whose CTAs have a multiprocessor each: as many as a Hopper GPU has."""
+
 _MOST_ADDS_LOG2 = 29
 """Integer sums have room for the rounding of as many terms."""
 
@@ -89,6 +99,21 @@ def adds_log2(problem: Problem) -> int:
     return (max(1, problem.queries * problem.topk) - 1).bit_length()
 
 
+def range_keys(problem: Problem) -> int:
+    """Keys whose totals a CTA of `total` adds up in shared memory, ranges being about as large; 0 where it has none."""
+    ranges = -(-problem.keys // _MOST_RANGE_KEYS)
+    return -(-problem.keys // ranges) if 0 < ranges <= _MOST_RANGES else 0
+
+
+def _total_ctas(problem: Problem) -> int:
+    """Of `total`: for each batch entry groups that share its queries, each of a CTA for each range of keys."""
+    batch = max(1, problem.batch)
+    size = range_keys(problem)
+    ranges = -(-problem.keys // size) if size else 1
+    groups = max(1, min(problem.queries, _TOTAL_CTAS // (batch * ranges)))
+    return problem.batch * groups * ranges
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch.
@@ -112,7 +137,7 @@ def launches(problem: Problem, arch: Arch) -> tuple[Launch, ...]:
     ctas = {
         "zero": _row_ctas(workspace(problem).bytes // _CHUNK_BYTES),
         "bound": rows if exact else 0,
-        "total": rows if exact else 0,
+        "total": _total_ctas(problem) if exact else 0,
         "gradients": rows,
         "round": _row_ctas(problem.batch * problem.keys * problem.channels // 4),
     }
