@@ -196,11 +196,11 @@ class Compiled(BoundCall):
         """Bind for contiguous arrays. Raises what the operator raises."""
         given, calls = call.arguments(device, addresses), declared(call.name).calls()
         super().__init__(calls, given, recorded=True)
-        self._numbers_given = numbers_of([given.get(name) for name in calls.arguments.inputs])
-        self._like = given[self.names[0]]
+        arguments = calls.arguments
+        self._numbers_given = numbers_of([given.get(name) for name in arguments.inputs])
+        self._like = given[arguments.inputs[0]]
         places = {name: place for place, (name, _) in enumerate((*call.arrays, *call.results))}
-        names = (*self.names, *calls.arguments.results, "workspace")
-        self._order = [places[name] for name in names if name in places]
+        self._order = [places[name] for name in arguments.names if name in places]
         self.latest: list[int] = []
 
     def at(self, addresses: list[int], stream: int) -> None:
@@ -208,7 +208,7 @@ class Compiled(BoundCall):
         if addresses != self.latest:
             self._ordered = [addresses[place] for place in self._order]
             self.latest = addresses
-        self.run(self._ordered, self._numbers_given, stream, self._like, stream)
+        self.run(self._ordered, self._numbers_given, stream, self._like)
 
 
 def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream: int) -> None:

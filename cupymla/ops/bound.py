@@ -57,20 +57,8 @@ class Launches:
             launcher(stream)
 
 
-class Captured:
-    """Memory that captured launches work in, kept for good: nobody says when a graph will not run any more."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[object] = []
-
-    def keep(self, memory: object) -> None:
-        """Never let go of it."""
-        with self._lock:
-            self._kept.append(memory)
-
-
-captured = Captured()
+captured: list[object] = []
+"""Memory that captured launches work in, kept for good: nobody says when a graph will not run any more."""
 
 
 @dataclass(eq=False)
@@ -108,7 +96,7 @@ class BoundCall:
     Attributes:
         views, problem: what its checks made of it.
         binding: its kernels.
-        names, places: of its inputs and of what is written beside the results; places among all arrays, as declared.
+        places: of its inputs and of what is written beside the results, among all arrays, as declared.
         results: of each result the place, None for one that the call makes, and its shape and dtype.
         workspace_bytes: what a run needs beside its arrays.
         is_written: whether it writes an array that it is given.
@@ -117,6 +105,7 @@ class BoundCall:
     """
 
     maker: fast.Maker
+    workspace_maker: fast.Maker
 
     def __init__(self, operation: Operation, given: Mapping[str, Any], recorded: bool = False) -> None:
         """Check arguments by name, plan, compile, lay out. No array is kept alive. Raises what the operator raises."""
@@ -134,16 +123,15 @@ class BoundCall:
         self.workspace_bytes = self.binding.workspace_bytes
         if "workspace" in alone:
             require(alone["workspace"], self.workspace_bytes, arguments.operator)
-        self.names = [name for name in (*arguments.inputs, *arguments.written) if name in alone]
-        self.places = [places[name] for name in self.names]
-        self._views = [alone[name] for name in self.names]
+        names = [name for name in (*arguments.inputs, *arguments.written) if name in alone]
+        self.places = [places[name] for name in names]
+        self._views = [alone[name] for name in names]
         written = places.keys() & {*arguments.outputs, *arguments.updates}
         self.is_written = bool(written)
         self._reaches = [(*tensor.reach(alone[name]), name in written) for name in places]
         self._addresses: list[int] = []
         self._numbers: list[float] = []
         self.in_use = False
-        self.workspace_maker: fast.Maker | None = None
 
     def lies_apart(self, addresses: Sequence[int]) -> bool:
         """Whether no array that is written may share memory with another one, by where they begin and end: at these
@@ -158,56 +146,65 @@ class BoundCall:
                 end_of_written = max(end_of_written, high)
         return True
 
-    def with_workspace(
-        self, addresses: list[int], like: Any, own: int | None, stream: int, prepared: bool = False
-    ) -> tuple[list[int], object]:
-        """The addresses with a workspace's, if it has to be made, and what is to be kept of it while a graph may run.
-
-        Other memory may be given back once the launches are queued: allocators hand it out again in stream order.
-
-        Args:
-            addresses: as for `run`.
-            like: an array of the caller's.
-            own: the stream that it is used on, where it is not the current one of `like`'s framework.
-            stream: the same in any case.
-            prepared: whether it is to serve this call alone, for as long as it lives.
-        """
-        if not self.workspace_bytes or len(addresses) > len(self._views) + len(self.results):
-            return addresses, None
-        if self._memory is not None:
-            place, keep = self._memory(self.binding, like, stream, prepared)
-            return [*addresses, place], keep
-        made = tensor.allocate(tensor.view(like, "input"), (self.workspace_bytes,), "uint8", own)
-        return [*addresses, made.ptr], made
-
-    def run(self, addresses: list[int], numbers: list[float], stream: int, like: Any, own: int | None = None) -> None:
+    def run(
+        self,
+        addresses: list[int],
+        numbers: list[float],
+        stream: int,
+        like: Any,
+        framework: fast.Framework | None = None,
+    ) -> None:
         """Launch, with the device's context current, without waiting for the result. Raises DriverError.
 
-        Addresses are those of the arrays in `places`, of the results, and of the workspace, if one is given or made
-        already; numbers are those in the places of arrays. For `like` and `own` see `with_workspace`.
+        For the arguments see `point`. What a workspace is made of may be given back once the launches are queued, but
+        for a graph's: allocators hand memory out again in the order of the stream.
         """
-        if self.workspace_bytes:
-            addresses, memory = self.with_workspace(addresses, like, own, stream)
-            if memory is not None and driver.capturing(stream):
-                captured.keep(memory)
-        if addresses != self._addresses or numbers != self._numbers:
-            self.point(addresses, numbers)
+        memory = self.point(addresses, numbers, stream, like, framework)
+        if memory is not None and (framework is None or not framework.graphs_keep_memory) and driver.capturing(stream):
+            captured.append(memory)
         self.binding.launch(stream)
         self.in_use = False
 
-    def point(self, addresses: list[int], numbers: list[float]) -> None:
-        """Set the addresses, the workspace's among them, and numbers; see `run`."""
+    def point(
+        self,
+        addresses: list[int],
+        numbers: list[float],
+        stream: int,
+        like: Any,
+        framework: fast.Framework | None = None,
+        prepared: bool = False,
+    ) -> object:
+        """Set what launches work with. Returns what is to be kept of a workspace that is made here.
+
+        Args:
+            addresses: of the arrays in `places`, of the results, and of the workspace, where it is given.
+            numbers: those in the places of arrays.
+            stream: what the launches will be ordered by.
+            like: an array of the caller's.
+            framework: whose maker makes the workspace, where `stream` is its current one.
+            prepared: whether a workspace is to serve this call alone, for as long as it lives.
+        """
+        memory: Any = None
+        first, last = len(self._views), len(self._views) + len(self.results)
+        if self.workspace_bytes and len(addresses) == last:
+            if self._memory is not None:
+                workspace, memory = self._memory(self.binding, like, stream, prepared)
+            elif framework is not None:
+                memory, (workspace,) = self.workspace_maker()
+            else:
+                memory = tensor.allocate(tensor.view(like, "input"), (self.workspace_bytes,), "uint8", stream)
+                workspace = memory.ptr
+            addresses = [*addresses, workspace]
         if addresses != self._addresses:
             for view, address in zip(self._views, addresses):  # noqa: B905 - the results' come after
                 view.ptr = address
-            first, last = len(self._views), len(self._views) + len(self.results)
-            workspace = addresses[last] if last < len(addresses) else 0
-            self.binding.point(self.views, addresses[first:last], workspace)
+            self.binding.point(self.views, addresses[first:last], addresses[last] if len(addresses) > last else 0)
             self._addresses = addresses
-        if numbers:
+        if numbers != self._numbers:
             self.binding.scale(*numbers)  # type: ignore[attr-defined]
             # Zeros are equal whatever their signs.
             self._numbers = [] if 0.0 in numbers else numbers
+        return memory
 
 
 class _Bound(threading.local):
