@@ -99,7 +99,6 @@ class BoundCall:
         places: of its inputs and of what is written beside the results, among all arrays, as declared.
         results: of each result the place, None for one that the call makes, and its shape and dtype.
         workspace_bytes: what a run needs beside its arrays.
-        is_written: whether it writes an array that it is given.
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
         maker, workspace_maker: make results and workspace in a fast framework that it was bound for.
     """
@@ -126,9 +125,9 @@ class BoundCall:
         names = [name for name in (*arguments.inputs, *arguments.written) if name in alone]
         self.places = [places[name] for name in names]
         self._views = [alone[name] for name in names]
-        written = places.keys() & {*arguments.outputs, *arguments.updates}
-        self.is_written = bool(written)
-        self._reaches = [(*tensor.reach(alone[name]), name in written) for name in places]
+        written = {*arguments.outputs, *arguments.updates}
+        self._reaches = [tensor.reach(alone[name]) for name in places]
+        self._written = [number for number, name in enumerate(places) if name in written]
         self._addresses: list[int] = []
         self._numbers: list[float] = []
         self.in_use = False
@@ -136,14 +135,14 @@ class BoundCall:
     def lies_apart(self, addresses: Sequence[int]) -> bool:
         """Whether no array that is written may share memory with another one, by where they begin and end: at these
         addresses, of all arrays that the call is given, in the declared order."""
-        reaches = zip(addresses, self._reaches, strict=True)
-        end = end_of_written = 0
-        for low, high, written in sorted([(at + low, at + high, written) for at, (low, high, written) in reaches]):
-            if low < (end if written else end_of_written):
+        if not self._written:
+            return True
+        spans = [(at + low, at + high) for at, (low, high) in zip(addresses, self._reaches, strict=True)]
+        for number in self._written:
+            low, high = spans[number]
+            # The array itself is one that meets it, unless it is empty.
+            if sum(begin < high and low < end for begin, end in spans) > 1:
                 return False
-            end = max(end, high)
-            if written:
-                end_of_written = max(end_of_written, high)
         return True
 
     def run(
@@ -212,12 +211,12 @@ class _Bound(threading.local):
 
     Attributes:
         calls: by operator, options, layouts, devices and what addresses leave when divided by 16.
-        latest: of them, each operator's last one of the fast path, with what it was found by.
+        latest: of each operator's last call on the fast path the facts, and the bound call.
     """
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, BoundCall] = {}
-        self.latest: dict[object, tuple[list[Any], BoundCall]] = {}
+        self.latest: dict[object, tuple[list[Any] | None, BoundCall | None]] = {}
 
     def take(self, key: Hashable | None, make: Callable[[], BoundCall]) -> BoundCall:
         """The one of that key, from now on in use; a new one where there is none that is free.

@@ -29,12 +29,9 @@ class Calls(Operation):
     ) -> Any:
         """Run once."""
         framework = fast.frameworks.get(type(inputs[0]))
-        if framework is not None and stream is None and check_indices is False:
-            if _NOTHING.issuperset(map(type, outputs)):
-                found = self.cached(framework, inputs, options)
-                if found is not None:
-                    return found
-        return self._once(inputs, options, outputs, check_indices, stream)
+        is_plain = stream is None and check_indices is False and _NOTHING.issuperset(map(type, outputs))
+        found = self.cached(framework, inputs, options) if is_plain and framework is not None else None
+        return self._once(inputs, options, outputs, check_indices, stream) if found is None else found
 
     def cached(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
         """A call that allocates its results in a fast framework; None where it has to be looked at more closely."""
@@ -44,23 +41,20 @@ class Calls(Operation):
         addresses = framework.look(inputs, facts, numbers)
         if addresses is None or not driver.is_current(index := addresses.pop()):
             return None
-        latest = bound.latest.get(self)
+        latest, call = bound.latest.get(self, (None, None))
         try:
             # A loop comes with the same again, and to compare takes half the time of a look-up.
-            if latest is not None and latest[0] == facts:
-                call: BoundCall | None = latest[1]
-            else:
+            if latest != facts:
                 call = bound.calls.get(tuple(facts))
         except Exception:
             # Options of a caller's own kind may refuse to be hashed or compared in any way.
             return None
         if call is None or call.in_use:
-            call = self._bound_for(framework, tuple(facts), inputs, options, index)
+            call = self._bound_for(framework, facts, inputs, options, index)
             if call is None:
                 return None
-        if latest is None or latest[1] is not call:
-            bound.latest[self] = facts, call
-        if call.is_written and not call.lies_apart(addresses):
+        bound.latest[self] = facts, call
+        if not call.lies_apart(addresses):
             call.in_use = False
             return None
         call.in_use = True
@@ -71,7 +65,7 @@ class Calls(Operation):
         return self._returned(call, arrays, inputs)
 
     def _bound_for(
-        self, framework: fast.Framework, facts: Hashable, inputs: Sequence[Any], options: Sequence[Any], index: int
+        self, framework: fast.Framework, facts: list[Any], inputs: Sequence[Any], options: Sequence[Any], index: int
     ) -> BoundCall | None:
         """A call bound for a fast framework, kept; None for what only the slow path can judge."""
         seen = self._seen(inputs, ())
@@ -83,7 +77,7 @@ class Calls(Operation):
         call.maker = framework.maker([(shape, dtype) for _, shape, dtype in call.results], index)
         # By itself: its memory is given back when the call returns, and handed out again in the stream's order.
         call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
-        return bound.keep(facts, call)
+        return bound.keep(tuple(facts), call)
 
     # The slow path: any arrays, any stream ----------------------------------------------------------------------------
 
@@ -101,7 +95,7 @@ class Calls(Operation):
         return self._returned(call, [array.finish() for array in made], inputs)
 
     def _seen(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any] | None:
-        """Views, numbers and Nones in the declared order; None on the CPU, and where checks have to say what is wrong."""
+        """Views, numbers and Nones in the declared order; None on the CPU, and for what is wrong."""
         try:
             seen = self.arguments.viewed(inputs, outputs)
         except InputError:
@@ -129,7 +123,7 @@ class Calls(Operation):
         """
         given = [view for view in seen if isinstance(view, View)]
         asked = self._asked(check_indices)
-        if asked or (call.is_written and not call.lies_apart([view.ptr for view in given])):
+        if asked or not call.lies_apart([view.ptr for view in given]):
             views, problem = self.read(**self.arguments.named(seen, options))
             if asked and self.look is not None:
                 self.look(views, problem, stream)

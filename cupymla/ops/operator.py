@@ -60,9 +60,9 @@ def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
         made: Operator[P, R] = Operator(call)
         functools.update_wrapper(made, call)
         made.name, made.calls = call.__name__, calls
-        made.prepare = _Method(call, "prepare", calls.prepare, Prepared[Any], _PREPARE)
+        made.prepare = _form(call, "prepare", calls.prepare, Prepared[Any], _PREPARE)
         if "workspace" in inspect.signature(call).parameters:
-            made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int, _WORKSPACE_BYTES)
+            made.workspace_bytes = _form(call, "workspace_bytes", calls.required_bytes, int, _WORKSPACE_BYTES)
         return made
 
     return made_of
@@ -85,23 +85,20 @@ Nothing is computed or compiled, and the arrays are not read. Raises what `{name
 """
 
 
-class _Method(Generic[P, R]):
+def _form(call: Callable[P, Any], name: str, work: Callable[..., R], returns: object, text: str) -> Callable[P, R]:
     """`work` with the signature of `call`: it takes exactly the calls that `call` takes. `text` is its docstring."""
+    signature = inspect.signature(call).replace(return_annotation=returns)
 
-    def __init__(self, call: Callable[P, Any], name: str, work: Callable[..., R], returns: object, text: str) -> None:
-        functools.update_wrapper(self, call)
-        self.__name__ = self.__qualname__ = f"{call.__name__}.{name}"
-        self.__doc__ = text.format(name=call.__name__)
-        self.__annotations__ = {**call.__annotations__, "return": returns}
-        self.__signature__ = inspect.signature(call).replace(return_annotation=returns)
-        self._work = work
-
-    def __reduce__(self) -> str:
-        return self.__qualname__
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @functools.wraps(call)
+    def form(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = self.__signature__.bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
         except TypeError as refused:
-            raise TypeError(f"{self.__name__}(): {refused}") from None
-        return self._work(**given.arguments)
+            raise TypeError(f"{form.__name__}(): {refused}") from None
+        return work(**given.arguments)
+
+    form.__name__ = form.__qualname__ = f"{call.__name__}.{name}"
+    form.__doc__ = text.format(name=call.__name__)
+    form.__annotations__ = {**call.__annotations__, "return": returns}
+    setattr(form, "__signature__", signature)  # noqa: B010 - what inspect and help() read
+    return form
