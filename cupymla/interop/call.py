@@ -23,6 +23,7 @@ from ..errors import InputError, shown
 from ..ops.arguments import dtype_label, whole
 from ..ops.bound import BoundCall, bound, numbers_of
 from ..tensor import View
+from ..tensor.fast import ALIGNMENT
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from .declaration import Arrays, Declaration, Facts, Options, Results
 from .table import declared
@@ -32,8 +33,6 @@ VERSION = 1
 
 Plain: TypeAlias = "bool | int | float | str | None"
 Named: TypeAlias = "tuple[tuple[str, Facts], ...]"
-
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,4 +232,4 @@ def run_bound(key: Hashable, index: int, addresses: list[int], stream: int) -> b
 
 def _aligned(addresses: Sequence[int]) -> bool:
     """Whether all are multiples of what kernels take without a look at the call."""
-    return functools.reduce(operator.or_, addresses) % _ALIGNMENT == 0
+    return functools.reduce(operator.or_, addresses) % ALIGNMENT == 0

@@ -98,7 +98,6 @@ class BoundCall:
         binding: its kernels.
         places: of its inputs and of what is written beside the results, among all arrays, as declared.
         results: of each result the place, None for one that the call makes, and its shape and dtype.
-        workspace_bytes: what a run needs beside its arrays.
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
         maker, workspace_maker: make results and workspace in a fast framework that it was bound for.
     """
@@ -119,12 +118,12 @@ class BoundCall:
         laid_out = [alone.get(name) or tensor.contiguous(like, *result) for name, result in results]
         with driver.on_device(like.device.index):
             self.binding = operation.bind(self.views, self.problem, laid_out, recorded)
-        self.workspace_bytes = self.binding.workspace_bytes
         if "workspace" in alone:
-            require(alone["workspace"], self.workspace_bytes, arguments.operator)
+            require(alone["workspace"], self.binding.workspace_bytes, arguments.operator)
         names = [name for name in (*arguments.inputs, *arguments.written) if name in alone]
         self.places = [places[name] for name in names]
         self._views = [alone[name] for name in names]
+        self._count = len(names) + len(results)
         written = {*arguments.outputs, *arguments.updates}
         self._reaches = [tensor.reach(alone[name]) for name in places]
         self._written = [number for number, name in enumerate(places) if name in written]
@@ -184,20 +183,21 @@ class BoundCall:
             prepared: whether a workspace is to serve this call alone, for as long as it lives.
         """
         memory: Any = None
-        first, last = len(self._views), len(self._views) + len(self.results)
-        if self.workspace_bytes and len(addresses) == last:
+        size = self.binding.workspace_bytes
+        if size and len(addresses) == self._count:
             if self._memory is not None:
                 workspace, memory = self._memory(self.binding, like, stream, prepared)
             elif framework is not None:
                 memory, (workspace,) = self.workspace_maker()
             else:
-                memory = tensor.allocate(tensor.view(like, "input"), (self.workspace_bytes,), "uint8", stream)
+                memory = tensor.allocate(tensor.view(like, "input"), (size,), "uint8", stream)
                 workspace = memory.ptr
             addresses = [*addresses, workspace]
         if addresses != self._addresses:
             for view, address in zip(self._views, addresses):  # noqa: B905 - the results' come after
                 view.ptr = address
-            self.binding.point(self.views, addresses[first:last], addresses[last] if len(addresses) > last else 0)
+            results = addresses[len(self._views) : self._count]
+            self.binding.point(self.views, results, addresses[-1] if len(addresses) > self._count else 0)
             self._addresses = addresses
         if numbers != self._numbers:
             self.binding.scale(*numbers)  # type: ignore[attr-defined]

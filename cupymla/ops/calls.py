@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 from .. import driver, tensor
@@ -13,9 +12,6 @@ from ..tensor import Allocation, View, fast
 from .arguments import all_plain, truth
 from .bound import BoundCall, Operation, bound, numbers_of
 from .operator import Prepared
-
-_ALIGNMENT = 16
-_NOTHING = frozenset({NoneType})
 
 
 @dataclass(eq=False)
@@ -29,8 +25,13 @@ class Calls(Operation):
     ) -> Any:
         """Run once."""
         framework = fast.frameworks.get(type(inputs[0]))
-        is_plain = stream is None and check_indices is False and _NOTHING.issuperset(map(type, outputs))
-        found = self.cached(framework, inputs, options) if is_plain and framework is not None else None
+        found = None
+        if framework is not None and stream is None and check_indices is False:
+            for output in outputs:
+                if output is not None:
+                    break
+            else:
+                found = self.cached(framework, inputs, options)
         return self._once(inputs, options, outputs, check_indices, stream) if found is None else found
 
     def cached(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
@@ -76,7 +77,7 @@ class Calls(Operation):
         call = bound.take(key, lambda: BoundCall(self, self.arguments.named(seen, options)))
         call.maker = framework.maker([(shape, dtype) for _, shape, dtype in call.results], index)
         # By itself: its memory is given back when the call returns, and handed out again in the stream's order.
-        call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
+        call.workspace_maker = framework.maker([((call.binding.workspace_bytes,), "uint8")], index)
         return bound.keep(tuple(facts), call)
 
     # The slow path: any arrays, any stream ----------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Calls(Operation):
         facts: list[Any] = [self, seen[0].framework, options, *map(type, options)]
         for view in seen:
             if isinstance(view, View):
-                where = view.device.kind, view.device.index, view.ptr % _ALIGNMENT
+                where = view.device.kind, view.device.index, view.ptr % fast.ALIGNMENT
                 facts.append((view.dtype, view.shape, view.strides, where))
             else:
                 facts.append(view if view is None or isinstance(view, str) else fast.number_class(view))
