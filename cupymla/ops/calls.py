@@ -167,7 +167,14 @@ class Calls(Operation):
         return call
 
     def prepare(self, *, check_indices: object = False, stream: object = None, **arguments: Any) -> Prepared[Any]:
-        """Everything of a call but the launch, of arguments by name. Raises UnsupportedError, too."""
+        """Do all of a call of `{name}` but the launch: checks, plan, compilation, allocation and binding.
+
+        Takes the arguments of `{name}`, and raises what it raises.
+
+        Returns:
+            A prepared call: `prepared()` and `prepared(stream=...)` compute from the arrays given here, and write the
+            same outputs each time. They allocate, check and synchronise nothing, so that a CUDA graph can capture them.
+        """
         inputs, options, outputs = self.arguments.placed(arguments)
         seen = self._seen(inputs, outputs)
         if seen is None:
@@ -175,7 +182,11 @@ class Calls(Operation):
         return PreparedCall(self, seen, inputs, options, check_indices, stream)
 
     def required_bytes(self, *, check_indices: object = False, stream: object = None, **arguments: Any) -> int:
-        """How large a workspace a call needs, in bytes: none on the CPU."""
+        """How many bytes the `workspace` of a call of `{name}` with these arguments has to have at least; 0 where none
+        is used.
+
+        Nothing is computed or compiled, and the arrays are not read. Raises what `{name}` raises.
+        """
         views, problem = self.read(**arguments)
         like = tensor.view(arguments[self.arguments.inputs[0]], "input")
         return 0 if like.device.kind == "cpu" or self.size is None else self.size(views, problem)
