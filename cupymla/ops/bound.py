@@ -151,36 +151,20 @@ class BoundCall:
         stream: int,
         like: Any,
         framework: fast.Framework | None = None,
-    ) -> None:
-        """Launch, with the device's context current, without waiting for the result. Raises DriverError.
-
-        For the arguments see `point`. What a workspace is made of may be given back once the launches are queued, but
-        for a graph's: allocators hand memory out again in the order of the stream.
-        """
-        memory = self.point(addresses, numbers, stream, like, framework)
-        if memory is not None and (framework is None or not framework.graphs_keep_memory) and driver.capturing(stream):
-            captured.append(memory)
-        self.binding.launch(stream)
-        self.in_use = False
-
-    def point(
-        self,
-        addresses: list[int],
-        numbers: list[float],
-        stream: int,
-        like: Any,
-        framework: fast.Framework | None = None,
         prepared: bool = False,
     ) -> object:
-        """Set what launches work with. Returns what is to be kept of a workspace that is made here.
+        """Launch, with the device's context current, without waiting for the result. Raises DriverError.
+
+        A workspace that is made here may be given back once the launches are queued, but for a graph's: allocators hand
+        memory out again in the order of the stream.
 
         Args:
             addresses: of the arrays in `places`, of the results, and of the workspace, where it is given.
             numbers: those in the places of arrays.
-            stream: what the launches will be ordered by.
+            stream: where to launch.
             like: an array of the caller's.
             framework: whose maker makes the workspace, where `stream` is its current one.
-            prepared: whether a workspace is to serve this call alone, for as long as it lives.
+            prepared: whether to get ready for launches of `binding` alone, and to return what they work in.
         """
         memory: Any = None
         size = self.binding.workspace_bytes
@@ -203,7 +187,13 @@ class BoundCall:
             self.binding.scale(*numbers)  # type: ignore[attr-defined]
             # Zeros are equal whatever their signs.
             self._numbers = [] if 0.0 in numbers else numbers
-        return memory
+        if prepared:
+            return memory
+        if memory is not None and (framework is None or not framework.graphs_keep_memory) and driver.capturing(stream):
+            captured.append(memory)
+        self.binding.launch(stream)
+        self.in_use = False
+        return None
 
 
 class _Bound(threading.local):
@@ -232,12 +222,11 @@ class _Bound(threading.local):
         found.in_use = True
         return found
 
-    def keep(self, key: Hashable, call: BoundCall) -> BoundCall:
+    def keep(self, key: Hashable, call: BoundCall) -> None:
         """Have it at hand for further calls of that key."""
         if len(self.calls) >= _LIMIT:
             self.forget()
         self.calls[key] = call
-        return call
 
     def forget(self) -> None:
         """Have none at hand."""

@@ -47,6 +47,7 @@ class Calls(Operation):
             # A loop comes with the same again, and to compare takes half the time of a look-up.
             if latest != facts:
                 call = bound.calls.get(tuple(facts))
+                bound.latest[self] = facts, call
         except Exception:
             # Options of a caller's own kind may refuse to be hashed or compared in any way.
             return None
@@ -54,14 +55,14 @@ class Calls(Operation):
             call = self._bound_for(framework, facts, inputs, options, index)
             if call is None:
                 return None
-        bound.latest[self] = facts, call
         if not call.lies_apart(addresses):
             call.in_use = False
             return None
         call.in_use = True
         arrays, pointers = call.maker()
+        addresses += pointers
         stream = framework.stream(index)
-        call.run(addresses + pointers, numbers, stream, inputs[0], framework)
+        call.run(addresses, numbers, stream, inputs[0], framework)
         tensor.release(index, stream)
         return self._returned(call, arrays, inputs)
 
@@ -78,7 +79,9 @@ class Calls(Operation):
         call.maker = framework.maker([(shape, dtype) for _, shape, dtype in call.results], index)
         # By itself: its memory is given back when the call returns, and handed out again in the stream's order.
         call.workspace_maker = framework.maker([((call.binding.workspace_bytes,), "uint8")], index)
-        return bound.keep(tuple(facts), call)
+        bound.keep(tuple(facts), call)
+        bound.latest[self] = facts, call
+        return call
 
     # The slow path: any arrays, any stream ----------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class Calls(Operation):
     def _placed(
         self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object
     ) -> tuple[int, list[int], list[Allocation]]:
-        """The stream to launch on, addresses as `BoundCall.point` takes them, and the results, some of them fresh.
+        """The stream to launch on, addresses as `BoundCall.run` takes them, and the results, some of them fresh.
 
         Each call is checked here: for arrays apart from each other, and for index values where that is asked for.
         """
@@ -219,7 +222,7 @@ class PreparedCall:
             if not all(array.repeatable for array in made):
                 wanted = f"a prepared call that allocates {like.framework} arrays"
                 raise UnsupportedError(wanted, str(like.device), "a plain call")
-            self._keep = call.point(addresses, numbers_of(seen), pointer, like, prepared=True)
+            self._keep = call.run(addresses, numbers_of(seen), pointer, like, prepared=True)
             depends = self._loose or self._keep is not None or any(place is None for place, *_ in call.results)
             if depends and not driver.capturing(pointer):
                 driver.wait(pointer)
