@@ -98,6 +98,7 @@ class BoundCall:
         binding: its kernels.
         places: of its inputs and of what is written beside the results, among all arrays, as declared.
         results: of each result the place, None for one that the call makes, and its shape and dtype.
+        written: of the arrays that it is given, which ones it writes.
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
         maker, workspace_maker: make results and workspace in a fast framework that it was bound for.
     """
@@ -126,7 +127,7 @@ class BoundCall:
         self._count = len(names) + len(results)
         written = {*arguments.outputs, *arguments.updates}
         self._reaches = [tensor.reach(alone[name]) for name in places]
-        self._written = [number for number, name in enumerate(places) if name in written]
+        self.written = [number for number, name in enumerate(places) if name in written]
         self._addresses: list[int] = []
         self._numbers: list[float] = []
         self.in_use = False
@@ -134,10 +135,8 @@ class BoundCall:
     def lies_apart(self, addresses: Sequence[int]) -> bool:
         """Whether no array that is written may share memory with another one, by where they begin and end: at these
         addresses, of all arrays that the call is given, in the declared order."""
-        if not self._written:
-            return True
         spans = [(at + low, at + high) for at, (low, high) in zip(addresses, self._reaches, strict=True)]
-        for number in self._written:
+        for number in self.written:
             low, high = spans[number]
             # The array itself is one that meets it, unless it is empty.
             if sum(begin < high and low < end for begin, end in spans) > 1:
@@ -174,7 +173,9 @@ class BoundCall:
             elif framework is not None:
                 memory, (workspace,) = self.workspace_maker()
             else:
-                memory = tensor.allocate(tensor.view(like, "input"), (size,), "uint8", stream)
+                seen = tensor.view(like, "input")
+                own = None if stream == tensor.current_stream(seen) else stream
+                memory = tensor.allocate(seen, (size,), "uint8", own)
                 workspace = memory.ptr
             addresses = [*addresses, workspace]
         if addresses != self._addresses:

@@ -55,7 +55,7 @@ class Calls(Operation):
             call = self._bound_for(framework, facts, inputs, options, index)
             if call is None:
                 return None
-        if not call.lies_apart(addresses):
+        if call.written and not call.lies_apart(addresses):
             call.in_use = False
             return None
         call.in_use = True
@@ -93,7 +93,7 @@ class Calls(Operation):
         call = bound.take(self._key(seen, options), lambda: BoundCall(self, self.arguments.named(seen, options)))
         given = [view for view in seen if isinstance(view, View)]
         with driver.on_device(given[0].device.index):
-            pointer, addresses, made = self._placed(call, seen, options, check_indices, stream)
+            pointer, addresses, made = self._placed(call, seen, given, options, check_indices, stream)
             call.run(addresses, numbers_of(seen), pointer, given[0])
         tensor.hold(given, pointer)
         return self._returned(call, [array.finish() for array in made], inputs)
@@ -119,21 +119,21 @@ class Calls(Operation):
         return tuple(facts) if all_plain(options) and "" not in facts else None
 
     def _placed(
-        self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object
+        self, call: BoundCall, seen: Sequence[Any], given: list[View], options: Any, asking: object, stream: object
     ) -> tuple[int, list[int], list[Allocation]]:
         """The stream to launch on, addresses as `BoundCall.run` takes them, and the results, some of them fresh.
 
         Each call is checked here: for arrays apart from each other, and for index values where that is asked for.
         """
-        given = [view for view in seen if isinstance(view, View)]
-        asked = self._asked(check_indices)
-        if asked or not call.lies_apart([view.ptr for view in given]):
+        asked = self._asked(asking)
+        if asked or (call.written and not call.lies_apart([view.ptr for view in given])):
             views, problem = self.read(**self.arguments.named(seen, options))
             if asked and self.look is not None:
                 self.look(views, problem, stream)
         pointer = tensor.launch_stream(given, stream)
+        own = None if stream is None else pointer
         made = [
-            tensor.allocate(given[0], shape, dtype, pointer) if at is None else Allocation(seen[at].ptr, seen[at].owner)
+            tensor.allocate(given[0], shape, dtype, own) if at is None else Allocation(seen[at].ptr, seen[at].owner)
             for at, shape, dtype in call.results
         ]
         addresses = [seen[place].ptr for place in call.places] + [array.ptr for array in made]
@@ -218,7 +218,7 @@ class PreparedCall:
         # Memory that is allocated here is the call's own: no graph has to repeat that.
         with driver.beside_captures(), driver.on_device(self._index):
             call = BoundCall(calls, arguments)
-            pointer, addresses, made = calls._placed(call, seen, options, check_indices, stream)
+            pointer, addresses, made = calls._placed(call, seen, given, options, check_indices, stream)
             if not all(array.repeatable for array in made):
                 wanted = f"a prepared call that allocates {like.framework} arrays"
                 raise UnsupportedError(wanted, str(like.device), "a plain call")

@@ -14,7 +14,7 @@ from .. import dlpack, driver
 from ..device import Device
 from ..errors import UnsupportedError
 from . import read
-from .streams import cupy_stream, current_stream, launch_stream
+from .streams import current_stream, launch_stream
 from .types import BYTE_LABELS, LABELS, NUMPY_DTYPES, View, strides_of
 
 # CuPy has no narrow floats: their bytes travel as uint8.
@@ -300,7 +300,7 @@ def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int |
     cupy: Any = sys.modules["cupy"]
     numpy_dtype = _CUPY_DTYPES[dtype]
     index = like.device.index
-    if stream in (None, cupy_stream(index)) and cupy.cuda.runtime.getDevice() == index:
+    if stream is None and cupy.cuda.runtime.getDevice() == index:
         array = cupy.ndarray(shape, numpy_dtype)
     else:
         with cupy.cuda.Device(index), _cupy_stream(cupy, index, stream):
