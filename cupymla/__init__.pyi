@@ -150,7 +150,7 @@ class _SparseMlaFwd:
         lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none is used."""
+        """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none"""
 
 
 sparse_mla_fwd: _SparseMlaFwd
@@ -299,7 +299,7 @@ class _SparseMlaBwd:
         dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used."""
+        """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none"""
 
 
 sparse_mla_bwd: _SparseMlaBwd
@@ -1677,7 +1677,7 @@ class _IndexerTopk:
         indices: Any = None, count: Any = None, values: Any = None, lse: Any = None, workspace: Any = None,
         stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `indexer_topk` with these arguments has to have at least; 0 where none is used."""
+        """How many bytes the `workspace` of a call of `indexer_topk` with these arguments has to have at least; 0 where none"""
 
 
 indexer_topk: _IndexerTopk
@@ -1906,7 +1906,7 @@ class _PagedIndexerTopk:
         lse_base: Literal['e', '2'] = "e", indices: Any = None, count: Any = None, values: Any = None,
         lse: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `paged_indexer_topk` with these arguments has to have at least; 0 where none is used."""
+        """How many bytes the `workspace` of a call of `paged_indexer_topk` with these arguments has to have at least; 0 where none"""
 
 
 paged_indexer_topk: _PagedIndexerTopk
@@ -2163,7 +2163,7 @@ class _IndexerBwd:
         dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `indexer_bwd` with these arguments has to have at least; 0 where none is used."""
+        """How many bytes the `workspace` of a call of `indexer_bwd` with these arguments has to have at least; 0 where none"""
 
 
 indexer_bwd: _IndexerBwd
@@ -2277,7 +2277,7 @@ class _IndexerLossDense:
         dk_dtype: Literal['float32'] | None = None, loss: Any = None, dq: Any = None, dk: Any = None,
         dweights: Any = None, workspace: Any = None, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `indexer_loss_dense` with these arguments has to have at least; 0 where none is used."""
+        """How many bytes the `workspace` of a call of `indexer_loss_dense` with these arguments has to have at least; 0 where none"""
 
 
 indexer_loss_dense: _IndexerLossDense

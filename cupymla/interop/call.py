@@ -19,10 +19,11 @@ import numpy as np
 
 from .. import driver
 from ..device import CPU, Device
-from ..errors import CupymlaError, InputError, shown
+from ..errors import InputError, shown
 from ..ops.arguments import dtype_label, whole
 from ..ops.bound import BoundCall, bound, numbers_of
 from ..tensor import View
+from ..tensor.fast import ALIGNMENT
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from .declaration import Arrays, Declaration, Facts, Options, Results
 from .table import declared
@@ -32,8 +33,6 @@ VERSION = 1
 
 Plain: TypeAlias = "bool | int | float | str | None"
 Named: TypeAlias = "tuple[tuple[str, Facts], ...]"
-
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +89,6 @@ class Call:
         fields = {"version": VERSION, "name": self.name, **named, "options": dict(self.options)}
         return json.dumps(fields, separators=(",", ":"))
 
-    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
-        """The same call with these extents, first of the arrays, then of the results."""
-        named = zip((*self.arrays, *self.results), shapes, strict=True)
-        known = tuple([(name, Facts(shape, facts.dtype)) for (name, facts), shape in named])
-        count = len(self.arrays)
-        return replace(self, arrays=known[:count], results=known[count:])
-
     def check(self) -> Any:
         """The operator's problem that the call is, if it is static. Raises InputError."""
         if not self.is_static:
@@ -127,8 +119,6 @@ def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Re
         for facts in results.values():
             if facts.dtype not in NUMPY_DTYPES or not all(map(_may_be_extent, facts.shape)):
                 raise ValueError(f"{declaration.name}: no array is {facts.dtype} {list(facts.shape)}")
-    except CupymlaError:
-        raise
     except Exception:
         Call(declaration.name, tuple(arrays.items()), (), tuple(options.items())).check()
         raise
@@ -140,20 +130,19 @@ def _may_be_extent(value: object) -> bool:
     return value >= 0 if type(value) is int else not (value is None or isinstance(value, (int, float, str)))
 
 
-def parsed(text: str) -> Call:
-    """The call of that text, which is not static where the run has to supply shapes.
+def parsed(text: str, shapes: Sequence[tuple[Any, ...]] = ()) -> Call:
+    """The call of that text: with these shapes of arrays and results, where the text leaves them to the run.
 
-    Raises ValueError for another version's.
+    It is not static where nobody says them. Raises ValueError for another version's.
     """
     fields = json.loads(text)
     version = fields.get("version")
     if version != VERSION:
         raise ValueError(f"a call of format {version}, made by another version of cupymla; this has {VERSION}")
-    arrays, results = (
-        tuple([(name, Facts((None,) if shape is None else tuple(shape), dtype)) for name, dtype, shape in fields[kind]])
-        for kind in ("arrays", "results")
-    )
-    return Call(fields["name"], arrays, results, tuple(fields["options"].items()))
+    entries, count = fields["arrays"] + fields["results"], len(fields["arrays"])
+    told = shapes or [(None,) if shape is None else tuple(shape) for *_, shape in entries]
+    named = tuple([(name, Facts(shape, dtype)) for (name, dtype, _), shape in zip(entries, told, strict=True)])
+    return Call(fields["name"], named[:count], named[count:], tuple(fields["options"].items()))
 
 
 def plain(function: str, name: str, value: Any) -> Plain:
@@ -196,11 +185,11 @@ class Compiled(BoundCall):
         """Bind for contiguous arrays. Raises what the operator raises."""
         given, calls = call.arguments(device, addresses), declared(call.name).calls()
         super().__init__(calls, given, recorded=True)
-        self._numbers_given = numbers_of([given.get(name) for name in calls.arguments.inputs])
-        self._like = given[self.names[0]]
+        arguments = calls.arguments
+        self._numbers_given = numbers_of([given.get(name) for name in arguments.inputs])
+        self._like = given[arguments.inputs[0]]
         places = {name: place for place, (name, _) in enumerate((*call.arrays, *call.results))}
-        names = (*self.names, *calls.arguments.results, "workspace")
-        self._order = [places[name] for name in names if name in places]
+        self._order = [places[name] for name in arguments.names if name in places]
         self.latest: list[int] = []
 
     def at(self, addresses: list[int], stream: int) -> None:
@@ -208,7 +197,7 @@ class Compiled(BoundCall):
         if addresses != self.latest:
             self._ordered = [addresses[place] for place in self._order]
             self.latest = addresses
-        self.run(self._ordered, self._numbers_given, stream, self._like, stream)
+        self.run(self._ordered, self._numbers_given, stream, self._like)
 
 
 def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream: int) -> None:
@@ -243,4 +232,4 @@ def run_bound(key: Hashable, index: int, addresses: list[int], stream: int) -> b
 
 def _aligned(addresses: Sequence[int]) -> bool:
     """Whether all are multiples of what kernels take without a look at the call."""
-    return functools.reduce(operator.or_, addresses) % _ALIGNMENT == 0
+    return functools.reduce(operator.or_, addresses) % ALIGNMENT == 0

@@ -57,20 +57,8 @@ class Launches:
             launcher(stream)
 
 
-class Captured:
-    """Memory that captured launches work in, kept for good: nobody says when a graph will not run any more."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[object] = []
-
-    def keep(self, memory: object) -> None:
-        """Never let go of it."""
-        with self._lock:
-            self._kept.append(memory)
-
-
-captured = Captured()
+captured: list[object] = []
+"""Memory that captured launches work in, kept for good: nobody says when a graph will not run any more."""
 
 
 @dataclass(eq=False)
@@ -108,15 +96,15 @@ class BoundCall:
     Attributes:
         views, problem: what its checks made of it.
         binding: its kernels.
-        names, places: of its inputs and of what is written beside the results; places among all arrays, as declared.
+        places: of its inputs and of what is written beside the results, among all arrays, as declared.
         results: of each result the place, None for one that the call makes, and its shape and dtype.
-        workspace_bytes: what a run needs beside its arrays.
-        is_written: whether it writes an array that it is given.
+        written: of the arrays that it is given, which ones it writes.
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
         maker, workspace_maker: make results and workspace in a fast framework that it was bound for.
     """
 
     maker: fast.Maker
+    workspace_maker: fast.Maker
 
     def __init__(self, operation: Operation, given: Mapping[str, Any], recorded: bool = False) -> None:
         """Check arguments by name, plan, compile, lay out. No array is kept alive. Raises what the operator raises."""
@@ -131,83 +119,82 @@ class BoundCall:
         laid_out = [alone.get(name) or tensor.contiguous(like, *result) for name, result in results]
         with driver.on_device(like.device.index):
             self.binding = operation.bind(self.views, self.problem, laid_out, recorded)
-        self.workspace_bytes = self.binding.workspace_bytes
         if "workspace" in alone:
-            require(alone["workspace"], self.workspace_bytes, arguments.operator)
-        self.names = [name for name in (*arguments.inputs, *arguments.written) if name in alone]
-        self.places = [places[name] for name in self.names]
-        self._views = [alone[name] for name in self.names]
-        written = places.keys() & {*arguments.outputs, *arguments.updates}
-        self.is_written = bool(written)
-        self._reaches = [(*tensor.reach(alone[name]), name in written) for name in places]
+            require(alone["workspace"], self.binding.workspace_bytes, arguments.operator)
+        names = [name for name in (*arguments.inputs, *arguments.written) if name in alone]
+        self.places = [places[name] for name in names]
+        self._views = [alone[name] for name in names]
+        self._count = len(names) + len(results)
+        written = {*arguments.outputs, *arguments.updates}
+        self._reaches = [tensor.reach(alone[name]) for name in places]
+        self.written = [number for number, name in enumerate(places) if name in written]
         self._addresses: list[int] = []
         self._numbers: list[float] = []
         self.in_use = False
-        self.workspace_maker: fast.Maker | None = None
 
     def lies_apart(self, addresses: Sequence[int]) -> bool:
         """Whether no array that is written may share memory with another one, by where they begin and end: at these
         addresses, of all arrays that the call is given, in the declared order."""
-        reaches = zip(addresses, self._reaches, strict=True)
-        end = end_of_written = 0
-        for low, high, written in sorted([(at + low, at + high, written) for at, (low, high, written) in reaches]):
-            if low < (end if written else end_of_written):
+        spans = [(at + low, at + high) for at, (low, high) in zip(addresses, self._reaches, strict=True)]
+        for number in self.written:
+            low, high = spans[number]
+            # The array itself is one that meets it, unless it is empty.
+            if sum(begin < high and low < end for begin, end in spans) > 1:
                 return False
-            end = max(end, high)
-            if written:
-                end_of_written = max(end_of_written, high)
         return True
 
-    def with_workspace(
-        self, addresses: list[int], like: Any, own: int | None, stream: int, prepared: bool = False
-    ) -> tuple[list[int], object]:
-        """The addresses with a workspace's, if it has to be made, and what is to be kept of it while a graph may run.
-
-        Other memory may be given back once the launches are queued: allocators hand it out again in stream order.
-
-        Args:
-            addresses: as for `run`.
-            like: an array of the caller's.
-            own: the stream that it is used on, where it is not the current one of `like`'s framework.
-            stream: the same in any case.
-            prepared: whether it is to serve this call alone, for as long as it lives.
-        """
-        if not self.workspace_bytes or len(addresses) > len(self._views) + len(self.results):
-            return addresses, None
-        if self._memory is not None:
-            place, keep = self._memory(self.binding, like, stream, prepared)
-            return [*addresses, place], keep
-        made = tensor.allocate(tensor.view(like, "input"), (self.workspace_bytes,), "uint8", own)
-        return [*addresses, made.ptr], made
-
-    def run(self, addresses: list[int], numbers: list[float], stream: int, like: Any, own: int | None = None) -> None:
+    def run(
+        self,
+        addresses: list[int],
+        numbers: list[float],
+        stream: int,
+        like: Any,
+        framework: fast.Framework | None = None,
+        prepared: bool = False,
+    ) -> object:
         """Launch, with the device's context current, without waiting for the result. Raises DriverError.
 
-        Addresses are those of the arrays in `places`, of the results, and of the workspace, if one is given or made
-        already; numbers are those in the places of arrays. For `like` and `own` see `with_workspace`.
-        """
-        if self.workspace_bytes:
-            addresses, memory = self.with_workspace(addresses, like, own, stream)
-            if memory is not None and driver.capturing(stream):
-                captured.keep(memory)
-        if addresses != self._addresses or numbers != self._numbers:
-            self.point(addresses, numbers)
-        self.binding.launch(stream)
-        self.in_use = False
+        A workspace that is made here may be given back once the launches are queued, but for a graph's: allocators hand
+        memory out again in the order of the stream.
 
-    def point(self, addresses: list[int], numbers: list[float]) -> None:
-        """Set the addresses, the workspace's among them, and numbers; see `run`."""
+        Args:
+            addresses: of the arrays in `places`, of the results, and of the workspace, where it is given.
+            numbers: those in the places of arrays.
+            stream: where to launch.
+            like: an array of the caller's.
+            framework: whose maker makes the workspace, where `stream` is its current one.
+            prepared: whether to get ready for launches of `binding` alone, and to return what they work in.
+        """
+        memory: Any = None
+        size = self.binding.workspace_bytes
+        if size and len(addresses) == self._count:
+            if self._memory is not None:
+                workspace, memory = self._memory(self.binding, like, stream, prepared)
+            elif framework is not None:
+                memory, (workspace,) = self.workspace_maker()
+            else:
+                seen = tensor.view(like, "input")
+                own = None if stream == tensor.current_stream(seen) else stream
+                memory = tensor.allocate(seen, (size,), "uint8", own)
+                workspace = memory.ptr
+            addresses = [*addresses, workspace]
         if addresses != self._addresses:
             for view, address in zip(self._views, addresses):  # noqa: B905 - the results' come after
                 view.ptr = address
-            first, last = len(self._views), len(self._views) + len(self.results)
-            workspace = addresses[last] if last < len(addresses) else 0
-            self.binding.point(self.views, addresses[first:last], workspace)
+            results = addresses[len(self._views) : self._count]
+            self.binding.point(self.views, results, addresses[-1] if len(addresses) > self._count else 0)
             self._addresses = addresses
-        if numbers:
+        if numbers != self._numbers:
             self.binding.scale(*numbers)  # type: ignore[attr-defined]
             # Zeros are equal whatever their signs.
             self._numbers = [] if 0.0 in numbers else numbers
+        if prepared:
+            return memory
+        if memory is not None and (framework is None or not framework.graphs_keep_memory) and driver.capturing(stream):
+            captured.append(memory)
+        self.binding.launch(stream)
+        self.in_use = False
+        return None
 
 
 class _Bound(threading.local):
@@ -215,12 +202,12 @@ class _Bound(threading.local):
 
     Attributes:
         calls: by operator, options, layouts, devices and what addresses leave when divided by 16.
-        latest: of them, each operator's last one of the fast path, with what it was found by.
+        latest: of each operator's last call on the fast path the facts, and the bound call.
     """
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, BoundCall] = {}
-        self.latest: dict[object, tuple[list[Any], BoundCall]] = {}
+        self.latest: dict[object, tuple[list[Any] | None, BoundCall | None]] = {}
 
     def take(self, key: Hashable | None, make: Callable[[], BoundCall]) -> BoundCall:
         """The one of that key, from now on in use; a new one where there is none that is free.
@@ -236,12 +223,11 @@ class _Bound(threading.local):
         found.in_use = True
         return found
 
-    def keep(self, key: Hashable, call: BoundCall) -> BoundCall:
+    def keep(self, key: Hashable, call: BoundCall) -> None:
         """Have it at hand for further calls of that key."""
         if len(self.calls) >= _LIMIT:
             self.forget()
         self.calls[key] = call
-        return call
 
     def forget(self) -> None:
         """Have none at hand."""

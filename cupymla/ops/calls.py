@@ -10,10 +10,8 @@ from .. import driver, tensor
 from ..errors import InputError, UnsupportedError, shown
 from ..tensor import Allocation, View, fast
 from .arguments import all_plain, truth
-from .bound import BoundCall, Operation, bound, captured, numbers_of
+from .bound import BoundCall, Operation, bound, numbers_of
 from .operator import Prepared
-
-_ALIGNMENT = 16
 
 
 @dataclass(eq=False)
@@ -27,15 +25,14 @@ class Calls(Operation):
     ) -> Any:
         """Run once."""
         framework = fast.frameworks.get(type(inputs[0]))
+        found = None
         if framework is not None and stream is None and check_indices is False:
             for output in outputs:
                 if output is not None:
                     break
             else:
                 found = self.cached(framework, inputs, options)
-                if found is not None:
-                    return found
-        return self._once(inputs, options, outputs, check_indices, stream)
+        return self._once(inputs, options, outputs, check_indices, stream) if found is None else found
 
     def cached(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
         """A call that allocates its results in a fast framework; None where it has to be looked at more closely."""
@@ -45,44 +42,32 @@ class Calls(Operation):
         addresses = framework.look(inputs, facts, numbers)
         if addresses is None or not driver.is_current(index := addresses.pop()):
             return None
-        latest = bound.latest.get(self)
+        latest, call = bound.latest.get(self, (None, None))
         try:
             # A loop comes with the same again, and to compare takes half the time of a look-up.
-            if latest is not None and latest[0] == facts:
-                call: BoundCall | None = latest[1]
-            else:
+            if latest != facts:
                 call = bound.calls.get(tuple(facts))
+                bound.latest[self] = facts, call
         except Exception:
             # Options of a caller's own kind may refuse to be hashed or compared in any way.
             return None
         if call is None or call.in_use:
-            call = self._bound_for(framework, tuple(facts), inputs, options, index)
+            call = self._bound_for(framework, facts, inputs, options, index)
             if call is None:
                 return None
-        if latest is None or latest[1] is not call:
-            bound.latest[self] = facts, call
-        if call.is_written and not call.lies_apart(addresses):
+        if call.written and not call.lies_apart(addresses):
             call.in_use = False
             return None
         call.in_use = True
         arrays, pointers = call.maker()
         addresses += pointers
-        workspace = None
-        if call.workspace_maker is not None:
-            # By itself: its memory is given back when this returns, and handed out again in the stream's order.
-            workspace, pointers = call.workspace_maker()
-            addresses += pointers
         stream = framework.stream(index)
-        call.run(addresses, numbers, stream, inputs[0])
+        call.run(addresses, numbers, stream, inputs[0], framework)
         tensor.release(index, stream)
-        if workspace is not None and not framework.graphs_keep_memory and driver.capturing(stream):
-            captured.keep(workspace)
-        if self.handed is None and not self.arguments.updates:  # most; a call of what comes next costs them 0.2 us
-            return arrays[0] if len(arrays) == 1 else tuple(arrays)
         return self._returned(call, arrays, inputs)
 
     def _bound_for(
-        self, framework: fast.Framework, facts: Hashable, inputs: Sequence[Any], options: Sequence[Any], index: int
+        self, framework: fast.Framework, facts: list[Any], inputs: Sequence[Any], options: Sequence[Any], index: int
     ) -> BoundCall | None:
         """A call bound for a fast framework, kept; None for what only the slow path can judge."""
         seen = self._seen(inputs, ())
@@ -92,73 +77,69 @@ class Calls(Operation):
         # One that the slow path made is as good, and the other way round.
         call = bound.take(key, lambda: BoundCall(self, self.arguments.named(seen, options)))
         call.maker = framework.maker([(shape, dtype) for _, shape, dtype in call.results], index)
-        if call.workspace_bytes and self.memory is None:
-            call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
-        return bound.keep(facts, call)
+        # By itself: its memory is given back when the call returns, and handed out again in the stream's order.
+        call.workspace_maker = framework.maker([((call.binding.workspace_bytes,), "uint8")], index)
+        bound.keep(tuple(facts), call)
+        bound.latest[self] = facts, call
+        return call
 
     # The slow path: any arrays, any stream ----------------------------------------------------------------------------
 
     def _once(self, inputs: Any, options: Any, outputs: Any, check_indices: object, stream: object) -> Any:
         seen = self._seen(inputs, outputs)
-        if seen is None or seen[0].device.kind == "cpu":
+        if seen is None:
             return self._on_cpu(inputs, options, outputs, check_indices, stream)()
         fast.remember(inputs[0])
         call = bound.take(self._key(seen, options), lambda: BoundCall(self, self.arguments.named(seen, options)))
         given = [view for view in seen if isinstance(view, View)]
         with driver.on_device(given[0].device.index):
-            self._check(call, seen, options, check_indices, stream)
-            pointer = tensor.launch_stream(given, stream)
-            own = None if stream is None else pointer
-            addresses, made = self._placed(call, seen, own)
-            call.run(addresses, numbers_of(seen), pointer, given[0], own)
+            pointer, addresses, made = self._placed(call, seen, given, options, check_indices, stream)
+            call.run(addresses, numbers_of(seen), pointer, given[0])
         tensor.hold(given, pointer)
-        return self._returned(call, _finished(made), inputs)
+        return self._returned(call, [array.finish() for array in made], inputs)
 
     def _seen(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any] | None:
-        """Views, numbers and Nones in the declared order; None where checks have to say what is wrong."""
+        """Views, numbers and Nones in the declared order; None on the CPU, and for what is wrong."""
         try:
-            return self.arguments.viewed(inputs, outputs)
+            seen = self.arguments.viewed(inputs, outputs)
         except InputError:
             return None
+        return None if seen[0].device.kind == "cpu" else seen
 
     def _key(self, seen: Sequence[Any], options: Sequence[Any]) -> Hashable | None:
         """What tells a call from all that its checks could find different; None where there is no telling."""
         facts: list[Any] = [self, seen[0].framework, options, *map(type, options)]
         for view in seen:
             if isinstance(view, View):
-                where = view.device.kind, view.device.index, view.ptr % _ALIGNMENT
+                where = view.device.kind, view.device.index, view.ptr % fast.ALIGNMENT
                 facts.append((view.dtype, view.shape, view.strides, where))
             else:
                 facts.append(view if view is None or isinstance(view, str) else fast.number_class(view))
         # A number of no class is for its checks to judge.
         return tuple(facts) if all_plain(options) and "" not in facts else None
 
-    def _check(self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object) -> None:
-        """What each call is checked for: arrays apart from each other, and index values where that is asked for."""
-        asked = self._asked(check_indices)
-        if asked or (call.is_written and not call.lies_apart([v.ptr for v in seen if isinstance(v, View)])):
+    def _placed(
+        self, call: BoundCall, seen: Sequence[Any], given: list[View], options: Any, asking: object, stream: object
+    ) -> tuple[int, list[int], list[Allocation]]:
+        """The stream to launch on, addresses as `BoundCall.run` takes them, and the results, some of them fresh.
+
+        Each call is checked here: for arrays apart from each other, and for index values where that is asked for.
+        """
+        asked = self._asked(asking)
+        if asked or (call.written and not call.lies_apart([view.ptr for view in given])):
             views, problem = self.read(**self.arguments.named(seen, options))
             if asked and self.look is not None:
                 self.look(views, problem, stream)
-
-    def _asked(self, check_indices: object) -> bool:
-        asked = truth(check_indices)
-        if asked is None:
-            raise InputError("check_indices", "True or False", shown(check_indices), self.arguments.operator)
-        return asked
-
-    def _placed(
-        self, call: BoundCall, seen: Sequence[Any], own: int | None
-    ) -> tuple[list[int], list[View | Allocation]]:
-        """Addresses as `BoundCall.run` takes them, and the results: the caller's arrays, else fresh ones, which are
-        written on the stream `own`, or on the current one of the first input's framework."""
+        pointer = tensor.launch_stream(given, stream)
+        own = None if stream is None else pointer
         made = [
-            tensor.allocate(seen[0], shape, dtype, own) if at is None else seen[at] for at, shape, dtype in call.results
+            tensor.allocate(given[0], shape, dtype, own) if at is None else Allocation(seen[at].ptr, seen[at].owner)
+            for at, shape, dtype in call.results
         ]
         addresses = [seen[place].ptr for place in call.places] + [array.ptr for array in made]
         if self.arguments.has_workspace and seen[-1] is not None:
             addresses.append(seen[-1].ptr)
-        return addresses, made
+        return pointer, addresses, made
 
     def _returned(self, call: BoundCall, arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
         if self.handed is not None:
@@ -168,6 +149,12 @@ class Calls(Operation):
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     # Prepared, and on the CPU -----------------------------------------------------------------------------------------
+
+    def _asked(self, check_indices: object) -> bool:
+        asked = truth(check_indices)
+        if asked is None:
+            raise InputError("check_indices", "True or False", shown(check_indices), self.arguments.operator)
+        return asked
 
     def _on_cpu(self, inputs: Any, options: Any, outputs: Any, check_indices: object, where: object) -> Prepared[Any]:
         """A call of the NumPy reference. Raises what is wrong with arrays that `_seen` cannot see."""
@@ -183,23 +170,29 @@ class Calls(Operation):
         return call
 
     def prepare(self, *, check_indices: object = False, stream: object = None, **arguments: Any) -> Prepared[Any]:
-        """Everything of a call but the launch, of arguments by name. Raises UnsupportedError, too."""
+        """Do all of a call of `{name}` but the launch: checks, plan, compilation, allocation and binding.
+
+        Takes the arguments of `{name}`, and raises what it raises.
+
+        Returns:
+            A prepared call: `prepared()` and `prepared(stream=...)` compute from the arrays given here, and write the
+            same outputs each time. They allocate, check and synchronise nothing, so that a CUDA graph can capture them.
+        """
         inputs, options, outputs = self.arguments.placed(arguments)
         seen = self._seen(inputs, outputs)
-        if seen is None or seen[0].device.kind == "cpu":
+        if seen is None:
             return self._on_cpu(inputs, options, outputs, check_indices, stream)
         return PreparedCall(self, seen, inputs, options, check_indices, stream)
 
     def required_bytes(self, *, check_indices: object = False, stream: object = None, **arguments: Any) -> int:
-        """How large a workspace a call needs, in bytes: none on the CPU."""
+        """How many bytes the `workspace` of a call of `{name}` with these arguments has to have at least; 0 where none
+        is used.
+
+        Nothing is computed or compiled, and the arrays are not read. Raises what `{name}` raises.
+        """
         views, problem = self.read(**arguments)
         like = tensor.view(arguments[self.arguments.inputs[0]], "input")
         return 0 if like.device.kind == "cpu" or self.size is None else self.size(views, problem)
-
-
-def _finished(made: Sequence[View | Allocation]) -> list[Any]:
-    """Results as they are returned. To be called once, after the launch (see `tensor.Allocation`)."""
-    return [array.owner if isinstance(array, View) else array.finish() for array in made]
 
 
 class PreparedCall:
@@ -225,20 +218,17 @@ class PreparedCall:
         # Memory that is allocated here is the call's own: no graph has to repeat that.
         with driver.beside_captures(), driver.on_device(self._index):
             call = BoundCall(calls, arguments)
-            calls._check(call, seen, options, check_indices, stream)
-            pointer = tensor.launch_stream(given, stream)
-            self._stream = own = None if stream is None else pointer
-            addresses, made = calls._placed(call, seen, own)
-            if any(isinstance(array, Allocation) and not array.repeatable for array in made):
+            pointer, addresses, made = calls._placed(call, seen, given, options, check_indices, stream)
+            if not all(array.repeatable for array in made):
                 wanted = f"a prepared call that allocates {like.framework} arrays"
                 raise UnsupportedError(wanted, str(like.device), "a plain call")
-            addresses, self._keep = call.with_workspace(addresses, like, own, pointer, prepared=True)
-            call.point(addresses, numbers_of(seen))
+            self._keep = call.run(addresses, numbers_of(seen), pointer, like, prepared=True)
             depends = self._loose or self._keep is not None or any(place is None for place, *_ in call.results)
             if depends and not driver.capturing(pointer):
                 driver.wait(pointer)
+        self._stream = None if stream is None else pointer
         self._binding = call.binding
-        self._result = calls._returned(call, _finished(made), inputs)
+        self._result = calls._returned(call, [array.finish() for array in made], inputs)
         if self._loose:
             tensor.hold(given, pointer)
 

@@ -60,48 +60,28 @@ def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
         made: Operator[P, R] = Operator(call)
         functools.update_wrapper(made, call)
         made.name, made.calls = call.__name__, calls
-        made.prepare = _Method(call, "prepare", calls.prepare, Prepared[Any], _PREPARE)
+        made.prepare = _form(call, "prepare", calls.prepare, Prepared[Any])
         if "workspace" in inspect.signature(call).parameters:
-            made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int, _WORKSPACE_BYTES)
+            made.workspace_bytes = _form(call, "workspace_bytes", calls.required_bytes, int)
         return made
 
     return made_of
 
 
-_PREPARE = """\
-Do all of a call of `{name}` but the launch: checks, plan, compilation, allocation and binding.
+def _form(call: Callable[P, Any], name: str, work: Callable[..., R], returns: object) -> Callable[P, R]:
+    """`work` with the signature of `call`, and with its name for `{name}` in the docstring."""
+    signature = inspect.signature(call).replace(return_annotation=returns)
 
-Takes the arguments of `{name}`, and raises what it raises.
-
-Returns:
-    A prepared call: `prepared()` and `prepared(stream=...)` compute from the arrays given here, and write the same
-    outputs each time. They allocate, check and synchronise nothing, so that a CUDA graph can capture them.
-"""
-
-_WORKSPACE_BYTES = """\
-How many bytes the `workspace` of a call of `{name}` with these arguments has to have at least; 0 where none is used.
-
-Nothing is computed or compiled, and the arrays are not read. Raises what `{name}` raises.
-"""
-
-
-class _Method(Generic[P, R]):
-    """`work` with the signature of `call`: it takes exactly the calls that `call` takes. `text` is its docstring."""
-
-    def __init__(self, call: Callable[P, Any], name: str, work: Callable[..., R], returns: object, text: str) -> None:
-        functools.update_wrapper(self, call)
-        self.__name__ = self.__qualname__ = f"{call.__name__}.{name}"
-        self.__doc__ = text.format(name=call.__name__)
-        self.__annotations__ = {**call.__annotations__, "return": returns}
-        self.__signature__ = inspect.signature(call).replace(return_annotation=returns)
-        self._work = work
-
-    def __reduce__(self) -> str:
-        return self.__qualname__
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @functools.wraps(call)
+    def form(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = self.__signature__.bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
         except TypeError as refused:
-            raise TypeError(f"{self.__name__}(): {refused}") from None
-        return self._work(**given.arguments)
+            raise TypeError(f"{form.__name__}(): {refused}") from None
+        return work(**given.arguments)
+
+    form.__name__ = form.__qualname__ = f"{call.__name__}.{name}"
+    form.__doc__ = (inspect.getdoc(work) or "").format(name=call.__name__)
+    form.__annotations__ = {**call.__annotations__, "return": returns}
+    setattr(form, "__signature__", signature)  # noqa: B010 - what inspect and help() read
+    return form

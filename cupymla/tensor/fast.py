@@ -15,7 +15,7 @@ import numpy as np
 from . import read, streams
 from .make import cupy_maker, torch_dtype
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 """Whether a kernel can do with an address that is no multiple of this only its operator's checks know."""
 
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
@@ -80,7 +80,7 @@ class _Cupy:
             if type(array) is kind:
                 memory = array.data
                 address = memory.ptr
-                if address % _ALIGNMENT or not address:
+                if address % ALIGNMENT or not address:
                     return None
                 addresses.append(address)
                 facts += array.dtype, array.shape, array.strides, memory.device_id
@@ -118,7 +118,7 @@ class _Torch:
                         return None
                     facts += tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
                     address = tensor.data_ptr()
-                    if address % _ALIGNMENT or not address:
+                    if address % ALIGNMENT or not address:
                         return None
                     addresses.append(address)
                 elif tensor is None:

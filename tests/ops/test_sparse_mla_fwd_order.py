@@ -219,7 +219,7 @@ def test_the_workspace_of_a_captured_call_is_kept(
 
     kept: list[object] = []
     monkeypatch.setattr(driver, "capturing", lambda stream: capturing)
-    monkeypatch.setattr(bound.captured, "keep", kept.append)
+    monkeypatch.setattr(bound, "captured", kept)
     machine.call(SUBJECT.call, **machine.arguments(cases.inputs(case(5, 4, 70, 200), 3)))
     assert len(kept) == capturing
 

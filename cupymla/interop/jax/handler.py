@@ -125,9 +125,9 @@ def _shape(buffer: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _call(attribute: bytes) -> Call:
+def _call(attribute: bytes, shapes: tuple[tuple[int, ...], ...] = ()) -> Call:
     """The call of an attribute's bytes."""
-    return parsed(attribute.decode())
+    return parsed(attribute.decode(), shapes)
 
 
 class Handler:
@@ -174,8 +174,8 @@ class Handler:
             return
         call = _call(text)
         if not call.is_static:
-            call = call.with_shapes([_shape(buffer) for buffer in buffers])
-            key = (text, ordinal, call)
+            shapes = tuple([_shape(buffer) for buffer in buffers])
+            key, call = (text, ordinal, shapes), _call(text, shapes)
         run(key, call, _device(ordinal), addresses, stream)
 
 

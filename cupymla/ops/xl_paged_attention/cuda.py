@@ -287,7 +287,7 @@ def memory(binding: Binding, like: Any, stream: int, prepared: bool) -> tuple[in
         if kept is None or kept.size_bytes < binding.parts_bytes:
             kept = Workspace(like, binding.parts_bytes, stream)
             _keep(_workspaces.of_captures, (*place, capture), kept)
-            captured.keep(kept)
+            captured.append(kept)
         return kept.arrivals, None
     # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
     number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
