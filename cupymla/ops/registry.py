@@ -161,7 +161,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "sparse_mla_decode",
         "sparse MLA attention over paged caches",
-        kernels=(KernelEntry("sparse_mla_decode", "sm_90a"),),
+        kernels=(KernelEntry("sparse_mla_decode", "sm_90a", units=_units("sparse_mla_decode", "merge")),),
         made_of=("sparse_mla_fwd", "quantize_fp8"),
     ),
     OperatorEntry(

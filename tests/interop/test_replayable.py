@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from interop_kit import Problem, facts_of, operator_problems, related_problems
 
 from cupymla import arch as arches
-from cupymla.interop.call import Call
+from cupymla.device import Device
+from cupymla.interop.call import Call, Compiled
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import DECLARATIONS
 from cupymla.ops import registry
 from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing.operators import as_tuple
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import Subject
 
 # Operators without a kernel for Hopper.
 ELSEWHERE = {
@@ -71,6 +74,30 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
     if problem.declaration.replayable or problem.declaration.has_workspace:
         assert len(made) == fresh, made
     assert len(made) >= fresh
+
+
+@pytest.mark.compile
+def test_a_compiled_call_shares_no_rows_among_launches() -> None:
+    """Few long rows are shared by clusters of an ordinary call, through a workspace that no recording has."""
+    subject = Subject("sparse_mla_decode")
+    (case,) = subject.those(subject.cases.CASES, ["v32_d576_h16_b2_n1_k100"])
+    inputs = subject.cases.inputs(replace(case, topk=2048), 1)
+    declaration = next(each for each in DECLARATIONS if each.name == "sparse_mla_decode")
+    facts = facts_of(declaration, inputs)
+    call = Call.of(declaration, facts, {n: inputs.get(n, p.default) for n, p in declaration.options.items()})
+    assert call.is_replayable and [name for name, _ in call.results] == ["out", "lse"]
+    with emulated() as machine:
+        machine.execute = lambda *_: None  # type: ignore[method-assign]
+        machine.call(declaration.function(), **machine.arguments(inputs))
+        assert machine.launched == ["sparse_mla_decode", "sparse_mla_decode_merge"]
+        arrays = [machine.array(inputs[name]) for name in facts]
+        arrays += [machine.empty(one.shape, np.dtype(one.dtype)) for _, one in call.results]
+        addresses = [array.data.ptr for array in arrays]
+        made = Compiled(call, Device("cuda", 0), addresses)
+        assert made.binding.workspace_bytes == 0
+        made.at(addresses, 0)
+        assert machine.launched[2:] == ["sparse_mla_decode"]
+        assert [geometry.grid[1] > 1 for geometry in machine.launches] == [True, False, False]
 
 
 @pytest.mark.parametrize("heads", [16, 64, 128])

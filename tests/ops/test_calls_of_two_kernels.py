@@ -21,6 +21,7 @@ from cupymla.errors import CupymlaError
 from cupymla.launch import Geometry
 from cupymla.ops.nvfp4_gemv import plan as gemv_plan
 from cupymla.ops.paged_indexer_topk import plan as paged_plan
+from cupymla.ops.sparse_mla_decode import plan as decode_plan
 from cupymla.ops.xl_paged_attention import matrix_bd
 from cupymla.ops.xl_paged_attention import plan as xl_plan
 from cupymla.tensormap import TileMap
@@ -45,6 +46,14 @@ CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "context_lens": np.array([9], np.int32),
         },
     ),
+    # Six blocks of entries for two multiprocessors: each has a share of them.
+    "sparse_mla_decode": (
+        cupymla.sparse_mla_decode,
+        {
+            **{"q": np.ones((1, 1, 32, 576), BFLOAT16), "k_cache": np.zeros((2, 8, 656), np.uint8)},
+            **{"indices": np.ones((1, 1, 384), np.int32), "cache_format": "v32_fp8"},
+        },
+    ),
 }
 
 
@@ -55,7 +64,7 @@ def launch(machine: Emulated, name: str) -> list[bool]:
     return [geometry.pdl for geometry in machine.launches]
 
 
-HOPPER_ALONE = {"paged_indexer_topk"}
+HOPPER_ALONE = {"paged_indexer_topk", "sparse_mla_decode"}
 
 
 @pytest.mark.parametrize(("arch", "second"), [("sm_90a", True), ("sm_80", False)])
@@ -101,6 +110,7 @@ def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
         next(s for s in gemv_plan.sources() if s.path.endswith("/quantize.cu") and s.arch == "sm_90"),
         xl_plan.auxiliary("spread_bias", "sm_90", query=32),
         *(s for s in paged_plan.sources("sm_90a") if s.entry == "paged_indexer_topk"),
+        *(s for s in decode_plan.sources("sm_90a") if s.entry == decode_plan.MERGE),
     ],
     ids=str,
 )

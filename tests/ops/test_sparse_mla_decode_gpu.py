@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupymla
+from cupymla.ops.sparse_mla_decode import plan
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
 from cupymla.testing import compare
 from cupymla.testing.operators import arguments_on
@@ -53,6 +54,28 @@ def test_with_splits_a_row_has_its_bits_in_any_batch(heads: int, splits: int) ->
     for b in (0, 4, 8):
         for one, of_many in zip(cupymla.sparse_mla_decode(**of_request(given, b)), together, strict=True):
             np.testing.assert_array_equal(bits(one), bits(of_many[b : b + 1]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("heads", "division"),
+    [(64, (64, 1, 1, 4)), (40, (32, 1, 1, 7)), (9, (16, 1, 1, 32)), (128, (64, 1, 2, 3)), (128, (64, 1, 1, 2))],
+)
+def test_shares_of_rows_are_merged(heads: int, division: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divisions that the plan has for other sizes; the same bits each time, with other calls between them."""
+    monkeypatch.setattr(plan, "division", lambda *_, **__: plan.Division(*division))
+    case = replace(SUBJECT.cases.LARGE[0], batch=5, heads=heads, sm_scale=0.05)
+    given = SUBJECT.cases.inputs(case, 6)
+    on_gpu = arguments_on(cupy, given)
+    made = cupymla.sparse_mla_decode(**on_gpu)
+    compare.require(SUBJECT.reports(given, {n: cupy.asnumpy(a) for n, a in SUBJECT.named(made).items()}))
+    first = [bits(array) for array in made]
+    other = on_gpu | {"indices": on_gpu["indices"][:, :, ::-1].copy()}
+    for _ in range(200):
+        again = cupymla.sparse_mla_decode(**on_gpu)
+        cupymla.sparse_mla_decode(**other)
+        for wanted, array in zip(first, again, strict=True):
+            np.testing.assert_array_equal(bits(array), wanted)
 
 
 @pytest.mark.gpu

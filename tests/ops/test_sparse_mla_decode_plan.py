@@ -34,30 +34,60 @@ def problem(rows: int, heads: int, topk: int = 2048, **options: Any) -> Problem:
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 32, 64, 100, 128, 1000])
 @pytest.mark.parametrize("heads", [1, 16, 17, 32, 64, 128])
-def test_rows_are_divided_only_where_all_ctas_run_at_once(rows: int, heads: int) -> None:
+def test_rows_are_divided_until_multiprocessors_are_busy(rows: int, heads: int) -> None:
     chosen = plan.plan(problem(rows, heads), HOPPER, 132)
     division = chosen.division
     cluster_heads = division.heads * division.sharers
     assert cluster_heads * chosen.head_blocks >= heads > cluster_heads * (chosen.head_blocks - 1)
     assert chosen.clusters == rows * chosen.head_blocks
     assert chosen.ctas == chosen.clusters * division.parts * division.sharers
-    assert division.parts == 1 or chosen.ctas <= 132
-    # What is left idle could not be used by twice as many parts.
-    assert division.cluster == plan.MAX_CLUSTER or 2 * chosen.ctas > 132 or division.heads < plan.cta_heads(heads)
+    assert division.parts == 1 or (division.shares == 1 and chosen.ctas <= 132), "clusters of parts run all at once"
+    assert (chosen.merge is None) == (division.shares == 1)
+    assert chosen.workspace_bytes == (division.shares * rows * heads * 2064 if division.shares > 1 else 0)
+    # What is left idle could not be used by twice as many.
+    most = 32 in (division.shares, division.parts * 2) or division.heads < plan.cta_heads(heads)
+    assert most or 2 * chosen.ctas * division.shares > 132
+
+
+def test_recorded_calls_have_no_shares() -> None:
+    """There is no memory for them: clusters have all of a row's entries, or single CTAs."""
+    clusters = [Division(heads, parts) for heads in plan.CTA_HEADS for parts in plan.PARTS[1:]]
+    for without in ((), clusters):
+        for rows, heads in ((1, 16), (1, 64), (8, 16), (8, 64), (32, 64), (32, 128), (128, 16)):
+            chosen = plan.plan(problem(rows, heads), HOPPER, 132, without, recorded=True)
+            assert (chosen.workspace_bytes, chosen.merge, chosen.division.shares) == (0, None, 1)
+            assert chosen.division not in without
+    assert plan.plan(problem(1, 64), HOPPER, 132).division == Division(16, 1, 1, 32)
+    assert plan.plan(problem(1, 64), HOPPER, 132, recorded=True).division == Division(16, 16)
+    assert plan.plan(problem(8, 64), HOPPER, 132, clusters).division == Division(32, 1, 1, 8)
+    assert plan.plan(problem(8, 64), HOPPER, 132, clusters, recorded=True).division == Division(16, 1)
+
+
+def test_shares_are_merged_in_so_much_memory() -> None:
+    """Rows of many waves would want room for all of them."""
+    for rows in (1, 60, 100, 140, 3000):
+        chosen = plan.plan(problem(rows, 128, topk=65536), HOPPER, 132)
+        assert chosen.workspace_bytes <= plan.SHARES_BYTES
+        assert chosen.division.shares <= plan.MAX_SHARES
 
 
 def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
-    def chosen(rows: int, heads: int, *without: tuple[int, ...]) -> Division:
-        return plan.plan(problem(rows, heads), HOPPER, 132, {Division(*one) for one in without}).division
+    def chosen(rows: int, heads: int, *without: tuple[int, ...], topk: int = 2048) -> Division:
+        made = plan.plan(problem(rows, heads, topk), HOPPER, 132, {Division(*one) for one in without})
+        return made.division
 
-    assert chosen(1, 16).parts == 16
-    assert chosen(1, 16, (16, 16)).parts == 8
-    assert chosen(1, 16, *((16, parts) for parts in plan.PARTS)).parts == 1
-    # Fewer heads of a CTA make more clusters: that those do not fit says nothing of these.
-    assert chosen(8, 64, (64, 16), (32, 8), (16, 4)) == Division(64, 8)
-    # CTAs that share rows are a cluster where they have all of a row's entries, too.
+    # Few blocks of few heads: one launch is less than two.
+    assert chosen(1, 16, topk=512) == Division(16, 8)
+    assert chosen(1, 16, (16, 8), topk=512) == Division(16, 16)
+    assert chosen(1, 16, (16, 8), (16, 16), topk=512) == Division(16, 1, 1, 8)
+    # CTAs that share rows are a cluster where they have all of a row's entries, or a share of them, too.
     assert chosen(200, 128) == Division(64, 1, 2)
     assert chosen(200, 128, (64, 1, 2)) == Division(64, 1)
+    assert chosen(32, 128, (64, 2, 2)) == Division(64, 1, 2, 2)
+    assert chosen(32, 128, (64, 2, 2), (64, 1, 2)) == Division(64, 2)
+    # Without clusters: half as many heads and shares leave less to merge.
+    clusters = [(heads, parts) for heads in plan.CTA_HEADS for parts in plan.PARTS[1:]]
+    assert chosen(8, 64, *clusters) == Division(32, 1, 1, 8)
 
 
 def test_short_rows_are_not_divided() -> None:
@@ -111,17 +141,21 @@ def test_a_variant_has_known_numbers(wrong: dict[str, Any]) -> None:
         plan.variant(HOPPER, **wrong)
 
 
+def fields(text: str) -> list[str]:
+    """Names of numbers and pointers that a struct declares."""
+    declared = re.findall(r"(?:(?:const )?\w+\*|int64_t|int32_t|uint32_t) ([\w, ]+);", text)
+    return [name for line in declared for name in line.split(", ")]
+
+
 def test_record_is_the_kernels() -> None:
     """Fields by name and in order; a kernel's size is compared when a call is bound."""
     text = re.sub(r"//[^\n]*", "", (ROOT / "cuda/sparse_mla_decode/sm90/params.cuh").read_text())
     body = text[text.index("struct Source {") : text.index("struct Parameters")]
-    declared = [
-        name
-        for line in re.findall(r"(?:const \w+\*|int64_t|int32_t|uint32_t) ([\w, ]+);", body)
-        for name in line.split(", ")
+    assert fields(body) == [name for name, *_ in cuda.Source._fields_]
+    assert [name for name, *_ in cuda.Parameters._fields_] == [
+        "sources",
+        *fields(text[text.index("struct Parameters") :]),
     ]
-    assert declared == [name for name, *_ in cuda.Source._fields_]
-    assert [name for name, *_ in cuda.Parameters._fields_] == ["sources"]
 
 
 def run(given: dict[str, Any], count: int, **settings: Any) -> Any:
@@ -163,6 +197,29 @@ def test_no_races(name: str, splits: int, cluster: int, seed: int) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize(
+    ("name", "division", "seed"),
+    [
+        ("v32_d576_h64_b2_n2_k70+130_second_lengths", Division(64, 1, 1, 3), 1),
+        ("v4_d512_h16_b2_n1_k40+90_second", Division(16, 1, 1, 2), 2),
+        ("bf16_d576_h64_b1_n1_k520_splits16", Division(32, 1, 1, 5), 3),
+        ("v32_d576_h72_b2_n1_k700_pair", Division(64, 1, 2, 11), 4),
+    ],
+)
+def test_shares_of_rows_are_merged(name: str, division: Division, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty shares and rows among them, both kinds of consumers, pairs, more shares than are on their way at once."""
+    monkeypatch.setattr(plan, "division", lambda *_, **__: division)
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
+    assert isinstance(case, DecodeCase)
+    given = SUBJECT.cases.inputs(replace(case, splits=None), 1)
+    with emulated("sm_90a", 132, Settings("random", seed=seed, races="hardware")) as machine:
+        compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+        decode, merge = machine.launches
+        assert (decode.grid[1], decode.cluster) == (division.shares, division.sharers)
+        assert merge.grid == (case.rows * case.heads, 1, 1)
+
+
+@pytest.mark.compile
 def test_rows_are_not_shared_where_two_ctas_cannot_run_at_once() -> None:
     (case,) = SUBJECT.those(SUBJECT.cases.CASES, ["v32_d576_h128_b1_n1_k330_pair"])
     assert isinstance(case, DecodeCase)
@@ -193,8 +250,17 @@ def test_ctas_that_share_rows_go_by_one_length_when_it_changes_under_way() -> No
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["v32_d576_h16_b2_n1_k100", "v4_d512_h8_b1_n3_k130"])
-def test_scales_are_any_numbers(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("v32_d576_h16_b2_n1_k100", 1),
+        ("v4_d512_h8_b1_n3_k130", 2),
+        # Of the half that consumers convert.
+        ("v32_d576_h128_b1_n1_k300", 3),
+        ("v4_d512_h64_b2_n1_k70", 6),
+    ],
+)
+def test_scales_are_any_numbers(name: str, group: int) -> None:
     """Subnormal, huge, negative and zero ones, exponents 0 and 255, and a NaN whose upper bits are an infinity's."""
     (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
     given = SUBJECT.cases.inputs(case, 5)
@@ -204,13 +270,15 @@ def test_scales_are_any_numbers(name: str) -> None:
     if given["cache_format"] == "v32_fp8":
         numbers = np.array([2.0**-126, 1e-41, 3.3e-30, 7.7e9, -2.5, 0.0], np.float32)
         cache[..., 512:528] = rng.choice(numbers, (blocks, page, 4)).view(np.uint8)
-        cache[block, place, 516:520] = np.array([0x7F800001], np.uint32).view(np.uint8)
+        at = 512 + 4 * group
+        cache[block, place, at : at + 4] = np.array([0x7F800001], np.uint32).view(np.uint8)
     else:
         exponents = cache.reshape(blocks, -1)[:, page * 576 :]
         exponents[:] = rng.choice(np.array([0, 1, 100, 127, 130, 160], np.uint8), exponents.shape)
-        exponents[block, place * 8 + 2] = 255
+        exponents[block, place * 8 + group] = 255
     given["sm_scale"] = 1e-12
     with emulated("sm_90a", 132) as machine:
         results = machine.results(SUBJECT, given)
     compare.require(SUBJECT.reports(given, results))
-    assert np.isnan(results["out"][0, 0].astype(np.float32)).all() and np.isfinite(results["lse"]).any()
+    assert np.isnan(results["out"][0, 0].astype(np.float32)).all()
+    assert case.rows == 1 or np.isfinite(results["lse"]).any()

@@ -32,6 +32,12 @@ struct CacheFormat {
   static_assert(kFormat == kBf16 || kCodeTiles + 1 == kTiles);
 };
 
+// Whether codes become elements by moved bits and a folded scale: convert.cuh.
+template <typename Cache, typename Element>
+__device__ __host__ constexpr bool folds() {
+  return Cache::kCodeTiles > 0 && is_same_v<Element, __nv_bfloat16>;
+}
+
 // A selected row, as a lane knows it that looked for it.
 struct Row {
   const uint8_t* data;  // of a row that is not valid, of any
@@ -72,6 +78,37 @@ struct Scales {
     } else if constexpr (Cache::kFormat == kV4Fp8) {
       load_row_8(of[0], of[1], row.data + row.scales_at);
     }
+  }
+
+  // From those of a part's two tiles, in the first word, to those of the next one's.
+  __device__ __forceinline__ void next_part() {
+    if constexpr (Cache::kPowersOfTwo) {
+      of[0] = __funnelshift_r(of[0], of[1], 16);
+      of[1] >>= 16;
+    } else {
+#pragma unroll
+      for (int i = 0; i < Cache::kScaleWords; ++i) of[i] = of[i + 1];
+    }
+  }
+
+  // Those of the tiles that consumers convert, of a row of the block in a buffer: not folded.
+  template <typename Storage>
+  __device__ __forceinline__ void store_late(Storage& storage, int buffer, uint32_t row) const {
+    if constexpr (Cache::kPowersOfTwo) {
+      storage.scale_word(buffer, 0, row) = __uint_as_float(of[1]);
+    } else if constexpr (Cache::kScaleWords > 0) {
+      storage.scale_word(buffer, 0, row) = __uint_as_float(of[2]);
+      storage.scale_word(buffer, 1, row) = __uint_as_float(of[3]);
+    }
+  }
+
+  template <typename Storage>
+  __device__ __forceinline__ void load_late(Storage& storage, int buffer, uint32_t row) {
+#pragma unroll
+    for (uint32_t& word : of) word = 0;
+    of[0] = __float_as_uint(storage.scale_word(buffer, 0, row));
+    if constexpr (Cache::kPowersOfTwo) of[0] &= 0xffffffu;
+    if constexpr (!Cache::kPowersOfTwo) of[1] = __float_as_uint(storage.scale_word(buffer, 1, row));
   }
 
   // fp32 into what `FoldedScale` takes. Returns whether all scales can be folded.

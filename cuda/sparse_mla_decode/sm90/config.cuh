@@ -15,18 +15,20 @@ struct SharedFreeBarrier : Mbarrier {
   }
 };
 
-template <int kDQk, uint32_t kSharersArg>
+template <int kDQk, uint32_t kSharersArg, bool kConsumersConvertArg>
 struct KeyBuffers : sparse_mla_fwd::ManyHeads<kDQk> {
+  static constexpr bool kConsumersConvert = kConsumersConvertArg;  // the right half's columns: own_share.cuh
   static constexpr uint32_t kSharers = kSharersArg;
+  static_assert(kSharers == 1 || !kConsumersConvert);
   using FreeBarrier = conditional_t<kSharers == 1, Mbarrier, SharedFreeBarrier>;
   static_assert(kSharers == 1 || kSharers == 2);
 };
 
 // As many heads as a wgmma has rows; unlike the forward's, the CTAs of a cluster may share the entries of a row, and
 // two of neighbouring head blocks the rows of the cache.
-template <int kDQk, uint32_t kSharersArg>
-struct ManyHeads : KeyBuffers<kDQk, kSharersArg> {
-  using Base = KeyBuffers<kDQk, kSharersArg>;
+template <int kDQk, uint32_t kSharersArg, bool kConsumersConvertArg>
+struct ManyHeads : KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg> {
+  using Base = KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg>;
   static constexpr bool kSplit = true;
   static constexpr int kMaxCluster = 16;
   // The producer has two steps of a row and its scales in registers.
@@ -39,6 +41,8 @@ struct ManyHeads : KeyBuffers<kDQk, kSharersArg> {
 template <int kDQk, int kHeadsArg>
 struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
   using Base = sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true>;
+  static constexpr bool kConsumersConvert = false;
+  static constexpr int kLeftParts = Base::kParts;  // that the producer converts
   static constexpr int kProducerRegisters = 104;
   static constexpr int kConsumerRegisters[] = {224, 176};  // scores, values
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
@@ -50,17 +54,24 @@ struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
 namespace cupymla::sparse_mla_fwd {
 
 // Key tiles come behind Q; what a CTA leaves for the others lies over both.
-template <int kDQk, uint32_t kSharers>
-struct alignas(1024) Storage<sparse_mla_decode::ManyHeads<kDQk, kSharers>>
-    : Storage<sparse_mla_decode::KeyBuffers<kDQk, kSharers>> {
+template <int kDQk, uint32_t kSharers, bool kConsumersConvert>
+struct alignas(1024) Storage<sparse_mla_decode::ManyHeads<kDQk, kSharers, kConsumersConvert>>
+    : Storage<sparse_mla_decode::KeyBuffers<kDQk, kSharers, kConsumersConvert>> {
   using Config = ManyHeads<kDQk>;
   static constexpr int kKeyBytes = (1 + Config::kBuffers) * Config::kKeyTiles * Config::kTileBytes;
+
+  // A row's two words of scales for the consumers, of the block in a buffer: in the place of the second set of row
+  // statistics, which one query does not use.
+  __device__ __forceinline__ float& scale_word(int buffer, int word, uint32_t row) {
+    return word == 0 ? this->row_max[1][buffer][row] : this->row_sum[1][buffer][row];
+  }
 };
 
 template <int kDQk, int kHeads>
 struct alignas(1024) Storage<sparse_mla_decode::SmallHead<kDQk, kHeads>> : Storage<SmallHead<kDQk, kHeads, true>> {};
 
-static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<576, 2>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<512, 2>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<576, 1, true>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<576, 2, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<sparse_mla_decode::ManyHeads<512, 2, false>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_fwd

@@ -23,6 +23,10 @@ struct Source {
 // address and the strides of lse: the thread that writes the one writes the other over it.
 struct Parameters : sparse_mla_fwd::Parameters {
   Source sources[2];  // the second one has topk 0 where there is none
+  // What clusters leave that share a row's entries, for the kernel that puts it together; see shares.cuh.
+  float* share_outputs;      // [shares][rows][h_q][512]
+  float4* share_statistics;  // [shares][rows][h_q]
+  int64_t share_heads;       // rows * h_q
 };
 
 }  // namespace cupymla::sparse_mla_decode

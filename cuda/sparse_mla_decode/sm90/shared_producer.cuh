@@ -90,7 +90,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     for (int pass = 0; pass < kPasses; ++pass) {
       const uint64_t codes = rows.codes[tile][pass];
       buffers.store(destination[pass] + smem_address(storage.k[stage][tile]),
-                    eight_bf16(Base::folded(scale_words[pass], tile), low_of(codes), high_of(codes)));
+                    eight_bf16(Base::folded(scale_words[pass], tile % 2), low_of(codes), high_of(codes)));
     }
   }
 
@@ -175,7 +175,8 @@ struct SharedProducer : Producer<Config, Cache, Element> {
         const bool any = odd || __any_sync(0xffffffffu, has_nan_code(rows, part));
         this->enter(part, buffer);
         const Buffers buffers(storage, part, stage);
-        this->take_scales(scales, scale_words, Config::part_begin(part));
+        this->take_scales(scales, scale_words);
+        scales.next_part();
         const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
         if (!any) {
 #pragma unroll

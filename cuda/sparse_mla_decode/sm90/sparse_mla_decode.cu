@@ -1,11 +1,16 @@
 // Sparse MLA attention over paged caches, for Hopper: a cluster of CTAs takes a block of heads of one row, each CTA
-// some of the row's entries, and puts the parts together. Consumers, pipelines and barriers are those of the forward
-// (../../sparse_mla_fwd/sm90/storage.cuh, small_head_storage.cuh); the producer is this operator's own.
+// some of the row's entries, and puts the parts together. Or several clusters share the entries, and
+// sparse_mla_decode_merge.cu ends the row (shares.cuh). Consumers, pipelines and barriers are those of the forward
+// (../../sparse_mla_fwd/sm90/storage.cuh, small_head_storage.cuh), but for own_share.cuh; the producer is this
+// operator's own.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
 #include "leave.cuh"
+#include "left_producer.cuh"
+#include "own_share.cuh"
+#include "shares.cuh"
 #include "shared_producer.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -18,13 +23,14 @@
 
 namespace cupymla::sparse_mla_decode {
 
+using ThisCache = CacheFormat<static_cast<Format>(CUPYMLA_FORMAT), CUPYMLA_D_QK>;
+
 #if CUPYMLA_HEADS == 64
-using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_SHARERS>;
+using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_SHARERS, CUPYMLA_SHARERS == 1 && folds<ThisCache, Element>()>;
 #else
 using ThisConfig = SmallHead<CUPYMLA_D_QK, CUPYMLA_HEADS>;
 #endif
 using ThisStorage = sparse_mla_fwd::Storage<ThisConfig>;
-using ThisCache = CacheFormat<static_cast<Format>(CUPYMLA_FORMAT), CUPYMLA_D_QK>;
 using ThisWork = sparse_mla_fwd::WorkAssignment<ThisConfig>;
 
 // Scores may be multiplied by any number, which costs a multiplication of each.
@@ -33,7 +39,7 @@ constexpr bool kAnyScale = true;
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                         const Work& work) {
-  const Entries entries(storage.counts[0][0], storage.counts[0][1], work.part, work.parts);
+  const Entries entries(storage.counts[0][0], storage.counts[0][1], part_of_row(work), parts_of_row(work));
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
@@ -42,20 +48,28 @@ __device__ __forceinline__ void produce(Storage& storage, const Parameters& para
   } else {
     of_query.load_query(selection, work.first_head);
   }
-  if constexpr (Config::kSharers == 1) {
+  if constexpr (Config::kConsumersConvert) {
+    LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+  } else if constexpr (Config::kSharers == 1) {
     Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
   } else {
     SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
   }
 }
 
-// A consumer's entries, then the end of the row: a CTA that has all of it writes the result.
+// A consumer's entries, then the end of the row: a CTA that has all of it writes the result. Of a row that clusters
+// share, each is one CTA, or two with heads of their own.
 template <int kWarpgroupIdx, typename Half, typename Work>
 __device__ __forceinline__ void attend(Half&& half, const Parameters& params, const Work& work) {
   half.accumulate();
   const sparse_mla_fwd::Query query(params, work.token);
   if (work.parts == 1) {
-    store_whole(half, query);
+    if (gridDim.y == 1) {
+      store_whole(half, query);
+    } else {
+      griddepcontrol_launch_dependents();
+      store_share(half, PartialResult{params, work.token});
+    }
     if constexpr (ThisConfig::kSharers > 1) {
       // Nobody leaves while the other may still free a buffer for it.
       cluster_arrive();
@@ -80,6 +94,15 @@ __device__ __forceinline__ void consume(Storage& storage, const Parameters& para
   }
 }
 
+// What a consumer does before the scores of its own block.
+template <typename Config, typename E, int kWarpgroupIdx, bool kAny>
+__device__ __forceinline__ void convert_own_block(sparse_mla_fwd::Consumer<Config, E, kWarpgroupIdx, kAny>& consumer) {
+  const sparse_mla_fwd::Query query(consumer.params, 0);
+  OwnShare<Config, ThisCache, E>(static_cast<sparse_mla_fwd::Storage<Config>&>(consumer.storage),
+                                 static_cast<const Parameters&>(consumer.params), query)
+      .run(kWarpgroupIdx, consumer.k_parity);
+}
+
 }  // namespace cupymla::sparse_mla_decode
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisConfig::kThreads, 1)
@@ -102,7 +125,9 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
     prefetch_l2(params.out);
     prefetch_l2(params.lse);
   }
-  if (threadIdx.x >= 2 * ThisConfig::kWarpgroup) prefetch_indices(params, query, work.part, work.parts);
+  if (threadIdx.x >= 2 * ThisConfig::kWarpgroup) {
+    prefetch_indices(params, query, part_of_row(work), parts_of_row(work));
+  }
   if constexpr (ThisConfig::kSharers == 1) {
     __syncthreads();
   } else {

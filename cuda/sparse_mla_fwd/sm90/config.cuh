@@ -42,6 +42,7 @@ struct ManyHeads : Sizes<kDQk, 64, false> {
   using Base = Sizes<kDQk, 64, false>;
   static constexpr bool kSmallHead = false;
   static constexpr int kBuffers = 2;                        // KV blocks in shared memory; block i lives in buffer i % 2
+  static constexpr bool kConsumersConvert = false;          // whether a consumer makes part of its own blocks
   static constexpr int kHalfTiles = Base::kValueTiles / 2;  // column tiles of the output that one consumer owns
   static constexpr int kLeftParts = 2;                      // parts that hold the left half of the value columns
   static constexpr int kConsumerRegisters[] = {216, 216};

@@ -65,6 +65,10 @@ struct Consumer {
   // Waits for a part of the own block, and looks which of the parts behind it have arrived too: they share its fence,
   // as a wait and a fence cost as much as four products each, in which tensor cores have nothing of this warpgroup.
   __device__ __forceinline__ void await_part(int part, bool (&fenced)[Config::kParts]) {
+    if constexpr (Config::kConsumersConvert) {
+      if (part == Config::kLeftParts) named_barrier_sync(kOwnConverted + kWarpgroupIdx, Config::kWarpgroup);
+      if (part == Config::kLeftParts) return;
+    }
     if (fenced[part]) return;
     storage.full[kWarpgroupIdx][part].wait(k_parity);
 #pragma unroll
@@ -79,6 +83,7 @@ struct Consumer {
     const uint64_t q = sm90::k_major_descriptor(smem_address(storage.q[0]));
     const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[kWarpgroupIdx][0]));
     bool fenced[Config::kParts] = {};
+    if constexpr (Config::kConsumersConvert) convert_own_block(*this);
     sm90::warpgroup_fence_operand(scores);
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {

@@ -40,6 +40,52 @@ __device__ __forceinline__ RowStatistics join_bases_of_warp(const RowStatistics&
   return joined;
 }
 
+// Four columns of a head, of all parts in their order, each brought to the largest base. Lane i of the warp has the
+// statistics of part i, lanes past the last one that one's; `load(i)` gives part i's columns, kBatch of which are asked
+// for at once. `merged` are the statistics of all.
+template <int kBatch, typename Load>
+__device__ __forceinline__ float4 add_parts(const RowStatistics& own, uint32_t parts, RowStatistics& merged,
+                                            const Load& load) {
+  float4 values[kBatch];
+  const auto ask = [&](uint32_t first) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i < parts) values[i] = load(first + i);
+    }
+  };
+  ask(0);
+  merged = join_bases_of_warp(own);
+  const float own_weight = part_weight(own.base, merged.base);
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+  for (uint32_t first = 0; first < parts; first += kBatch) {
+    if (first > 0) ask(first);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i < parts) {
+        const float weight = __shfl_sync(0xffffffffu, own_weight, first + i);
+        merged.sum = fmaf(weight, __shfl_sync(0xffffffffu, own.sum, first + i), merged.sum);
+        sum.x = fmaf(weight, values[i].x, sum.x);
+        sum.y = fmaf(weight, values[i].y, sum.y);
+        sum.z = fmaf(weight, values[i].z, sum.z);
+        sum.w = fmaf(weight, values[i].w, sum.w);
+      }
+    }
+  }
+  return sum;
+}
+
+// Writes four columns of a head's result, and by the thread of the first ones its statistics.
+template <typename Element, typename Parameters>
+__device__ __forceinline__ void store_merged(const Parameters& params, const Query& query, int32_t head, int column,
+                                             const RowStatistics& merged, const float4& sum) {
+  const float factor = output_factor(params, head, merged, 0.f);
+  if (column == 0) store_statistics(params, query, head, merged);
+  uint8_t* line = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
+                  head * params.out_head_bytes + column * 2;
+  *reinterpret_cast<uint2*>(line) = make_uint2(pack_pair<Element>(sum.x * factor, sum.y * factor),
+                                               pack_pair<Element>(sum.z * factor, sum.w * factor));
+}
+
 // What the threads of consumer `warpgroup_idx` do once they have left theirs: they finish every so many of the heads.
 template <typename Element, typename Config>
 __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Parameters& params, const Query& query,
@@ -47,7 +93,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
   constexpr int kColumns = 4;  // of a thread
   constexpr int kRowThreads = Config::kDV / kColumns;
   static_assert(kRowThreads == Config::kWarpgroup, "each consumer finishes a row at a time");
-  constexpr int kBatch = 4;  // parts read at once: with more, consumers spill
+  constexpr int kBatch = 4;  // with more, consumers spill
 
   cluster_arrive();
   cluster_wait();
@@ -63,35 +109,12 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
 
     // A lane for each part: read one after another their statistics would take a way to another SM each.
     const RowStatistics own = read_statistics(left.statistics[row], work.rank_of(lane_part));
-    RowStatistics merged = join_bases_of_warp(own);
-    const float own_weight = part_weight(own.base, merged.base);
     const uint32_t address = smem_address(&left.output[row][column]);
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (uint32_t first = 0; first < work.parts; first += kBatch) {
-      float4 values[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (first + i < work.parts) values[i] = cluster_load_float4(cluster_address(address, work.rank_of(first + i)));
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (first + i < work.parts) {
-          const float weight = __shfl_sync(0xffffffffu, own_weight, first + i);
-          merged.sum = fmaf(weight, __shfl_sync(0xffffffffu, own.sum, first + i), merged.sum);
-          sum.x = fmaf(weight, values[i].x, sum.x);
-          sum.y = fmaf(weight, values[i].y, sum.y);
-          sum.z = fmaf(weight, values[i].z, sum.z);
-          sum.w = fmaf(weight, values[i].w, sum.w);
-        }
-      }
-    }
-
-    const float factor = output_factor(params, head, merged, 0.f);
-    if (column == 0) store_statistics(params, query, head, merged);
-    uint8_t* line = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
-                    head * params.out_head_bytes + column * 2;
-    *reinterpret_cast<uint2*>(line) = make_uint2(pack_pair<Element>(sum.x * factor, sum.y * factor),
-                                                 pack_pair<Element>(sum.z * factor, sum.w * factor));
+    RowStatistics merged;
+    const float4 sum = add_parts<kBatch>(own, work.parts, merged, [&](uint32_t part) {
+      return cluster_load_float4(cluster_address(address, work.rank_of(part)));
+    });
+    store_merged<Element>(params, query, head, column, merged, sum);
   }
   // Nobody leaves while another may still read what it left.
   cluster_arrive();

@@ -43,6 +43,7 @@
 namespace cupymla::sparse_mla_fwd {
 
 constexpr uint32_t kKeysRead = 1, kCounted = 2;  // named barriers
+constexpr uint32_t kOwnConverted = 3;            // and one more: sparse_mla_decode/sm90/own_share.cuh
 constexpr int kSharedMemoryLimit = 227 * 1024;
 
 template <typename Config>
@@ -75,9 +76,13 @@ struct alignas(1024) Storage {
   Mbarrier base_ready;
   Mbarrier p_ready[Config::kConsumers];
   Mbarrier statistics_ready[Config::kConsumers];
+  Mbarrier codes_in[Config::kBuffers];  // where consumers convert
 
   __device__ __forceinline__ void init() {
     constexpr uint32_t kEveryThread = Config::kWarpgroup;
+    if constexpr (Config::kConsumersConvert) {
+      for (Mbarrier& barrier : codes_in) barrier.init(2 * kEveryThread);
+    }
     q_full.init(1);
     q_free.init(kEveryThread * Config::kConsumers);
     base_ready.init(kEveryThread);

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ... import build, driver
+from ...build.source import KernelSource
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
@@ -34,7 +36,12 @@ class Source(ctypes.Structure):
 class Parameters(forward.Parameters):
     """Mirror of `Parameters` in cuda/sparse_mla_decode/sm90/params.cuh; its size is compared with the kernel's own."""
 
-    _fields_ = (("sources", Source * 2),)
+    _fields_ = (
+        ("sources", Source * 2),
+        ("share_outputs", ctypes.c_void_p),
+        ("share_statistics", ctypes.c_void_p),
+        ("share_heads", ctypes.c_int64),
+    )
 
 
 def _fill(made: Source, cache: Cache, indices: View, lengths: View | None) -> None:
@@ -50,14 +57,14 @@ def _ptr(view: View | None) -> int | None:
 
 
 class Binding(Launches):
-    """The kernel with everything that one problem and its layouts fix; it launches nothing without a row."""
+    """The kernels with everything that one problem and its layouts fix; they launch nothing without a row."""
 
-    def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
-        launcher = None
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> None:
+        launchers = []
         self._problem = problem
         self._q_ptr: int | None = None
         if problem.rows:
-            chosen = _running_plan(problem)
+            chosen = _running_plan(problem, recorded)
             kernel = build.kernel(chosen.source, problem.device.index)
             check_record(chosen.source, kernel.facts, Parameters)
             self._heads = chosen.division.heads
@@ -65,8 +72,25 @@ class Binding(Launches):
                 found = kernel.facts["heads_per_cta"]
                 raise CompileError(chosen.source.path, f"{self._heads} heads a CTA, the kernel has {found}")
             self._record = self._filled(views, problem, chosen, results)
-            launcher = Launcher(kernel, _geometry(kernel, chosen), (ctypes.c_byte(), self._record))
-        super().__init__(launcher)
+            self._tiled = Launcher(kernel, _geometry(kernel, chosen), (ctypes.c_byte(), self._record))
+            launchers.append(self._tiled)
+            self.workspace_bytes = chosen.workspace_bytes
+            self._statistics_at = problem.rows * problem.h_q * chosen.division.shares * plan.SHARE_CHANNELS * 4
+            if chosen.merge is not None:
+                launchers.append(self._merging(chosen, chosen.merge))
+        super().__init__(*launchers)
+
+    def _merging(self, chosen: plan.Plan, source: KernelSource) -> Launcher:
+        problem, index = self._problem, self._problem.device.index
+        kernel = build.kernel(source, index)
+        check_record(source, kernel.facts, Parameters)
+        geometry = Geometry(
+            (problem.rows * problem.h_q, 1, 1),
+            kernel.facts["threads"],
+            kernel.facts["smem_bytes"],
+            pdl=driver.has_dependent_launch(index),
+        )
+        return Launcher(kernel, geometry, (self._record, ctypes.c_uint32(chosen.division.shares)))
 
     @staticmethod
     def _filled(views: Views, problem: Problem, chosen: plan.Plan, results: Sequence[View]) -> Parameters:
@@ -83,6 +107,7 @@ class Binding(Launches):
             base_unit=scales.unit,
             base_unit_rest=scales.unit_rest,
             lse_unit=1.0 if problem.options.lse_base == "2" else math.log(2.0),
+            share_heads=problem.rows * problem.h_q,
         )
         if views.attn_sink is not None:
             (made.attn_sink_head,) = views.attn_sink.strides
@@ -108,34 +133,38 @@ class Binding(Launches):
         first.cache, first.indices, first.lengths = views.k_cache.ptr, views.indices.ptr, _ptr(views.topk_length)
         second.cache, second.indices = _ptr(views.extra_k_cache), _ptr(views.extra_indices)
         second.lengths = _ptr(views.extra_topk_length)
+        if self.workspace_bytes:
+            record.share_outputs, record.share_statistics = workspace, workspace + self._statistics_at
         if self._q_ptr != views.q.ptr:
             batch, query, head, _ = views.q.strides
             request = head_tiles(problem, views.q.ptr, (batch, query, head), problem.d_qk, self._heads)
-            self.launcher.replace(0, tiles(request, "q", OPERATOR))
+            self._tiled.replace(0, tiles(request, "q", OPERATOR))
             self._q_ptr = views.q.ptr
 
 
 def _geometry(kernel: build.Kernel, chosen: plan.Plan) -> Geometry:
     # A CTA that is alone still reads its own shared memory as a cluster's.
     facts = kernel.facts
-    return Geometry((chosen.ctas, 1, 1), facts["threads"], facts["smem_bytes"], chosen.division.cluster, clustered=True)
+    division = chosen.division
+    grid = chosen.ctas, division.shares, 1
+    return Geometry(grid, facts["threads"], facts["smem_bytes"], division.cluster, clustered=True)
 
 
-def _running_plan(problem: Problem) -> plan.Plan:
+def _running_plan(problem: Problem, recorded: bool) -> plan.Plan:
     """The plan whose clusters run as the driver has it, all at once where they share entries; with `splits` given, the
     only one."""
     device = problem.device
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
     without: set[plan.Division] = set()
     while True:
-        chosen = plan.plan(problem, arch, count, without)
+        chosen = plan.plan(problem, arch, count, without, recorded)
         if chosen.division.cluster == 1 or problem.options.splits is not None:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
         least = 1 if chosen.division.parts == 1 else chosen.clusters
         if active_clusters(kernel, _geometry(kernel, chosen)) >= least:
             return chosen
-        without.add(chosen.division)
+        without.add(replace(chosen.division, shares=1))
 
 
 def wanted(views: Views, problem: Problem) -> Results:
@@ -144,8 +173,8 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """
-    return Binding(views, problem, results)
+    return Binding(views, problem, results, recorded)

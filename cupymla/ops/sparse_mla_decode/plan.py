@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import arch as arches
 from ...arch import Arch
@@ -19,6 +19,8 @@ from ..variants import require_choice, require_target
 from .spec import OPERATOR, Problem
 
 SOURCE = "sparse_mla_decode/sm90/sparse_mla_decode.cu"
+MERGE, MERGE_SOURCE = "sparse_mla_decode_merge", "sparse_mla_decode/sm90/sparse_mla_decode_merge.cu"
+"""The kernel that merges shares of rows."""
 TARGETS = ("sm_90a",)
 
 MAX_CTAS = 2**31 - 1
@@ -33,21 +35,35 @@ SHARERS = (1, 2)
 PARTS = (1, 2, 4, 8, 16)
 """CTAs of a cluster that share the entries of a row, where the caller leaves it open."""
 
+SHARE_CHANNELS, SHARE_STATISTICS = 512, 4
+"""What a share has of a head, in fp32."""
+
+MAX_SHARES = 32
+"""Clusters that share the entries of a row: a lane of the merging kernel has the statistics of each."""
+
+SHARES_BYTES = 64 << 20
+"""Of workspace for shares, at most."""
+
 MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
 """CTAs of a cluster at most, and on every GPU that has clusters (CUDA C++ Programming Guide)."""
 
 _TILE = 64  # entries of a block
 
 # Cycles that a CTA of so many heads takes for a block of rows that are copied or converted, and to put parts together.
-# Fitted to times on an H100, 2026-11-28, copies and merges to those of all divisions (docs/log/sparse_mla_decode.md).
+# Fitted to times of divisions, copies and merges on an H100, conversions on an H200 (docs/log/sparse_mla_decode.md).
 _BLOCK_CYCLES = {
     True: {16: 2600, 32: 2900, 64: 3200},
-    False: {16: 5500, 32: 5800, 64: 6100},
+    False: {16: 4700, 32: 4900, 64: 6100},
 }
 _MERGE_CYCLES = {16: 10000, 32: 13000, 64: 17000}
 
 # Of two CTAs that share rows, each of which converts half of them: by times of both on an H200, 2026-11-28.
 _SHARED_BLOCK_CYCLES = 4800
+
+# Before a CTA's first block, and to leave a share; the launch that puts shares together, and a head of a row's share in
+# it. Fitted to times of shares on an H200, 2026-11-29.
+_START_CYCLES, _SHARE_CYCLES = 12000, 3000
+_JOIN_CYCLES, _JOIN_HEAD_CYCLES = 7800, 1.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +72,16 @@ class Division:
 
     Attributes:
         heads: of a CTA.
-        parts: of the row's entries; a cluster has them all.
+        parts: of the row's entries, or of a share's; the CTAs of a cluster have them, and merge among themselves.
         sharers: CTAs of neighbouring heads that convert rows of the cache for each other, 1 or 2.
+        shares: of the row's entries, one for a cluster without parts, merged by another kernel; 1 where a cluster has
+            all entries.
     """
 
     heads: int
     parts: int
     sharers: int = 1
+    shares: int = 1
 
     @property
     def cluster(self) -> int:
@@ -76,19 +95,23 @@ class Plan:
 
     Attributes:
         source: what to compile.
+        merge: the kernel that merges shares, where there are several.
         division: of a row.
-        head_blocks: clusters of a row.
-        clusters: in the grid.
+        head_blocks: clusters of a row, or of a share.
+        clusters: of each share in the grid.
+        workspace_bytes: for the shares.
     """
 
     source: KernelSource
+    merge: KernelSource | None
     division: Division
     head_blocks: int
     clusters: int
+    workspace_bytes: int
 
     @property
     def ctas(self) -> int:
-        """The grid."""
+        """The grid's extent in x; in y it has the shares."""
         return self.clusters * self.division.cluster
 
 
@@ -106,6 +129,7 @@ def division(
     *,
     cache_format: str,
     dtype: str,
+    recorded: bool = False,
 ) -> Division:
     """What takes the least time as the cycles above have it.
 
@@ -114,29 +138,45 @@ def division(
         h_q: heads of each.
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
-        without: those whose clusters the driver cannot run, or those of several parts not at once.
+        without: those whose clusters the driver cannot run, or those of several parts not at once; of one share.
         cache_format, dtype: of the rows, and of the products.
+        recorded: whether there is no memory for shares; see `cupymla.ops.bound.Operation`.
     """
     copied = cache_format == "bf16" and dtype == "bfloat16"
 
     def ctas(choice: Division) -> int:
-        return rows * -(-h_q // (choice.heads * choice.sharers)) * choice.cluster
+        return rows * -(-h_q // (choice.heads * choice.sharers)) * choice.cluster * choice.shares
 
-    def cycles(choice: Division) -> int:
+    def cycles(choice: Division) -> float:
         waves = -(-ctas(choice) // multiprocessors)
-        own = -(-blocks // choice.parts)
+        own = -(-blocks // (choice.parts * choice.shares))
         block = _BLOCK_CYCLES[copied][choice.heads] if choice.sharers == 1 else _SHARED_BLOCK_CYCLES
-        return waves * (own * block + (_MERGE_CYCLES[choice.heads] if choice.parts > 1 else 0))
+        merge = _MERGE_CYCLES[choice.heads] if choice.parts > 1 else 0
+        if choice.shares == 1:
+            return waves * (_START_CYCLES + own * block + merge)
+        join = _JOIN_CYCLES + _JOIN_HEAD_CYCLES * rows * h_q * choice.shares
+        return waves * (_START_CYCLES + own * block + _SHARE_CYCLES) + join
 
     def fits(choice: Division) -> bool:
+        if choice.shares > 1 and (choice.shares > blocks or share_bytes(rows, h_q, choice.shares) > SHARES_BYTES):
+            return False
         if choice.cluster == 1:
             return True
-        return choice not in without and (choice.parts == 1 or ctas(choice) <= multiprocessors)
+        return replace(choice, shares=1) not in without and (choice.parts == 1 or ctas(choice) <= multiprocessors)
 
     most = cta_heads(h_q)
     alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
     choices = (*itertools.starmap(Division, alone), *(shared(h_q, cache_format, dtype, parts) for parts in PARTS))
-    return min(filter(fits, filter(None, choices)), key=cycles)
+    usable = [choice for choice in choices if choice is not None]
+    whole = [choice for choice in usable if choice.parts == 1]
+    counts = () if recorded else range(2, MAX_SHARES + 1)
+    several = [replace(choice, shares=shares) for choice in whole for shares in counts]
+    return min(filter(fits, (*usable, *several)), key=cycles)
+
+
+def share_bytes(rows: int, h_q: int, shares: int) -> int:
+    """What shares of rows take in the workspace."""
+    return shares * rows * h_q * (SHARE_CHANNELS + SHARE_STATISTICS) * 4 if shares > 1 else 0
 
 
 def shared(h_q: int, cache_format: str, dtype: str, parts: int) -> Division | None:
@@ -146,18 +186,24 @@ def shared(h_q: int, cache_format: str, dtype: str, parts: int) -> Division | No
     return made if fits and made.sharers in _sharers(cache_format, made.heads, dtype) else None
 
 
-def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[Division] = ()) -> Plan:
+def plan(
+    problem: Problem,
+    arch: Arch,
+    multiprocessors: int,
+    without: Collection[Division] = (),
+    recorded: bool = False,
+) -> Plan:
     """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
     be that large.
 
-    With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
+    With `splits` given nothing depends on other rows of the batch. `without`, `recorded`: as `division` takes them.
     """
     blocks = sum(-(-cache.topk // _TILE) for cache in problem.caches)
     parts = problem.options.splits
     cache_format, dtype = problem.options.cache_format, problem.dtype
     if parts is None:
         sizes = max(problem.rows, 1), problem.h_q, blocks, multiprocessors
-        chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype)
+        chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype, recorded=recorded)
     else:
         # No GPU is asked whether it can run so large a cluster: pairs make none that was portable too large for it.
         chosen = Division(cta_heads(problem.h_q), parts)
@@ -173,7 +219,9 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
         sharers=chosen.sharers,
     )
     head_blocks = -(-problem.h_q // (chosen.heads * chosen.sharers))
-    made = Plan(source, chosen, head_blocks, problem.rows * head_blocks)
+    merge = merge_variant(arch, dtype=dtype) if chosen.shares > 1 else None
+    workspace = share_bytes(problem.rows, problem.h_q, chosen.shares)
+    made = Plan(source, merge, chosen, head_blocks, problem.rows * head_blocks, workspace)
     if made.ctas > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {problem.rows} rows", arch.name, f"up to {MAX_CTAS} CTAs")
     return made
@@ -216,6 +264,13 @@ def variant(
     return KernelSource(SOURCE, OPERATOR, defines, arch.name)
 
 
+def merge_variant(arch: Arch, *, dtype: str = "bfloat16") -> KernelSource:
+    """The kernel that merges shares of rows, for results of that dtype. Errors as `variant`'s."""
+    require_target(OPERATOR, arch)
+    require_choice(OPERATOR, dtype=(dtype, DTYPES))
+    return KernelSource(MERGE_SOURCE, MERGE, (("CUPYMLA_FP16", int(dtype == "float16")),), arch.name)
+
+
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
     return tuple(source for name in TARGETS if arch_name in (None, name) for source in _sources(name))
@@ -226,6 +281,8 @@ def _sources(name: str) -> Iterator[KernelSource]:
     for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
         for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads, dtype)):
             yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
+    for dtype in DTYPES:
+        yield merge_variant(target, dtype=dtype)
 
 
 def _sharers(cache_format: str, heads: int, dtype: str) -> tuple[int, ...]:

@@ -28,4 +28,7 @@ def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     Where the driver has no room for clusters that the plan asks for, the call compiles another kernel.
     """
     _, problem = read(**arguments)
-    return (plan.plan(problem, gpu.arch, gpu.multiprocessors).source,) if problem.rows else ()
+    if not problem.rows:
+        return ()
+    chosen = plan.plan(problem, gpu.arch, gpu.multiprocessors)
+    return tuple(source for source in (chosen.source, chosen.merge) if source is not None)
