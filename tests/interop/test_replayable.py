@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,8 +79,8 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
 def test_a_compiled_call_shares_no_rows_among_launches() -> None:
     """Few long rows are shared by clusters of an ordinary call, through a workspace that no recording has."""
     subject = Subject("sparse_mla_decode")
-    (case,) = subject.those(subject.cases.CASES, ["v32_d576_h16_b2_n1_k100"])
-    inputs = subject.cases.inputs(replace(case, topk=2048), 1)
+    (case,) = subject.those(subject.cases.CASES, ["v32_d576_h16_b1_n2_k2048_shares"])
+    inputs = subject.cases.inputs(case, 1)
     declaration = next(each for each in DECLARATIONS if each.name == "sparse_mla_decode")
     facts = facts_of(declaration, inputs)
     call = Call.of(declaration, facts, {n: inputs.get(n, p.default) for n, p in declaration.options.items()})

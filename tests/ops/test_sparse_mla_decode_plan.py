@@ -263,6 +263,7 @@ def test_ctas_that_share_rows_go_by_one_length_when_it_changes_under_way() -> No
 def test_scales_are_any_numbers(name: str, group: int) -> None:
     """Subnormal, huge, negative and zero ones, exponents 0 and 255, and a NaN whose upper bits are an infinity's."""
     (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
+    assert isinstance(case, DecodeCase)
     given = SUBJECT.cases.inputs(case, 5)
     cache, rng = given["k_cache"], np.random.default_rng(0)
     blocks, page = cache.shape[:2]
