@@ -102,13 +102,16 @@ struct Scales {
     }
   }
 
+  // That of one of these tiles, in the first word.
   template <typename Storage>
-  __device__ __forceinline__ void load_late(Storage& storage, int buffer, uint32_t row) {
+  __device__ __forceinline__ void load_late(Storage& storage, int buffer, uint32_t row, int number) {
 #pragma unroll
     for (uint32_t& word : of) word = 0;
-    of[0] = __float_as_uint(storage.scale_word(buffer, 0, row));
-    if constexpr (Cache::kPowersOfTwo) of[0] &= 0xffffffu;
-    if constexpr (!Cache::kPowersOfTwo) of[1] = __float_as_uint(storage.scale_word(buffer, 1, row));
+    if constexpr (Cache::kPowersOfTwo) {
+      of[0] = __float_as_uint(storage.scale_word(buffer, 0, row)) >> 8 * number & 0xffu;
+    } else {
+      of[0] = __float_as_uint(storage.scale_word(buffer, number / Cache::kWordTiles, row));
+    }
   }
 
   // fp32 into what `FoldedScale` takes. Returns whether all scales can be folded.

@@ -13,7 +13,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   using typename Base::Places;
   using typename Base::State;
   using typename Base::Storage;
-  using Base::chunk, Base::kLastPart, Base::kPasses, Base::lane, Base::storage;
+  using Base::chunk, Base::kPasses, Base::lane, Base::storage;
   static constexpr int kTiles = Config::part_begin(Config::kLeftParts);
   static constexpr uint32_t kCodes = 8;  // of a lane, in each tile
   static_assert(Base::kFolds && Config::kSharers == 1 && !Config::kSmallHead);
@@ -51,10 +51,9 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     for (int pass = 0; pass < kPasses; ++pass) wide.data[pass] += chunk * (Base::kCopyBytes - kCodes);
     this->template copy_tiles<kTiles>(wide, valid_lanes, stage);
     storage.codes_in[stage].arrive_after_copies();
-    storage.full[stage][kLastPart].arrive_after_copies();
     if (lane < Base::kWarpKeys) scales.store_late(storage, stage, this->first_key() + lane);
+    if (lane == 0) storage.valid[stage][this->warp] = static_cast<uint16_t>(valid_lanes);
     storage.codes_in[stage].arrive();
-    this->tell_valid(stage, valid_lanes);
   }
 
   // All blocks of this CTA.
@@ -88,7 +87,6 @@ struct LeftProducer : Producer<Config, Cache, Element> {
       const Places places = this->template places_of<kCodes>(next);
       Scales<Cache> next_scales;
       next_scales.load(next, true);
-      const int32_t later_slot = this->slot_of(block + 3);
       const uint32_t odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
       auto next_buffer = buffer;
       const auto begin_next = [&] {
@@ -123,7 +121,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
       scales = next_scales;
       row = next;
       next = this->row_of(block + 2, slot);
-      slot = later_slot;
+      slot = this->slot_of(block + 3);
     }
   }
 };

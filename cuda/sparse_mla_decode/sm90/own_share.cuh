@@ -2,14 +2,12 @@
 // (left_producer.cuh), the consumer that owns a block the right half, while it waits for the block anyway. Codes of two
 // tiles wait where one will be, each warp's in the rows that it converts.
 //
-// barrier            | arrivals       | who waits  | what it says
-// -------------------+----------------+------------+-------------------------------------------------------------------
-// codes_in[b]        | 128 producers, | owner of b | what it converts of the block in buffer b is in as it is, and
-//                    | 128 copies     |            | scales are in
-// full[b][2]         | not used       |            | the owner has the third part from itself
-// full[b][3]         | 128 copies, 4  | as in the  | the tile behind and validity are in
-//                    | for validity   | forward    |
-// named 3, 4         | 128 consumer   | the same   | all its warps have converted their rows of a block
+// barrier     | arrivals                  | who waits  | what it says
+// ------------+---------------------------+------------+----------------------------------------------------------------
+// codes_in[b] | 128 producers, 128 copies | owner of b | codes of the right half and the tile behind it are in buffer b,
+//             |                           |            | scales and validity as well
+// full[b][2]  | not used, nor full[b][3]  |            | the owner has these parts from codes_in[b] and from itself
+// named 3, 4  | 128 consumer              | the same   | all its warps have converted their rows of a block
 #pragma once
 
 #include "producer.cuh"
@@ -25,62 +23,50 @@ struct OwnShare : Producer<Config, Cache, Element> {
   static constexpr int kFirst = Config::part_begin(Config::kLeftParts);
   static constexpr int kTiles = Cache::kCodeTiles - kFirst;  // 4, or 3
   static_assert(Base::kFolds && (kTiles == 3 || kTiles == 4));
+  static_assert(kFirst == 4 && Config::kBuffers <= Config::kConsumers, "where `Scales` has their scales, and they lie");
 
   __device__ __forceinline__ explicit OwnShare(Storage& storage, const Parameters& params,
                                                const sparse_mla_fwd::Query& query)
       : Base(storage, params, query, Entries(0, 0, 0, 1)) {}
 
-  // A warp's rows of the block in a buffer, two tiles at a time. Their codes are read before anything is written where
-  // they wait.
+  // A warp's rows of the block in a buffer, tile by tile: a tile comes over its own codes, and over those of tiles before.
   __device__ __forceinline__ void run(int stage, uint32_t parity) const {
     storage.codes_in[stage].wait(parity);
     uint32_t destination[2];
     this->destinations(destination);
-    Scales<Cache> exact;
-    exact.load_late(storage, stage, this->first_key() + this->lane % Base::kWarpKeys);
-    Scales<Cache> scales = exact;
-    const bool odd = __any_sync(0xffffffffu, !scales.fold());
-#pragma unroll
-    for (int first = 0; first < kTiles; first += 2) {
-      const int count = first + 1 < kTiles ? 2 : 1;
-      Codes codes[2];
+    // A loop: its code is there three times for each consumer.
+#pragma unroll 1
+    for (int i = 0; i < kTiles; ++i) {
+      const uint32_t to_tile = smem_address(storage.k[stage][kFirst + i]);
+      Codes codes;
+      this->read(codes, stage, kFirst + i);
       uint32_t nan = 0;
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
-        this->read(codes[i], stage, kFirst + first + i);
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) nan |= nan_bits(codes[i].low[pass]) | nan_bits(codes[i].high[pass]);
-      }
-      __syncwarp();
-      const uint32_t to_tile = smem_address(storage.k[stage][kFirst + first]);
-      if (!__any_sync(0xffffffffu, odd || has_nan(nan))) {
+      for (int pass = 0; pass < kPasses; ++pass) nan |= nan_bits(codes.low[pass]) | nan_bits(codes.high[pass]);
+      Scales<Cache> exact;
+      exact.load_late(storage, stage, this->first_key() + this->lane % Base::kWarpKeys, i);
+      Scales<Cache> scales = exact;
+      const bool odd = !scales.fold() || has_nan(nan);
+      __syncwarp();  // all lanes have read
+      if (!__any_sync(0xffffffffu, odd)) {
         uint32_t scale_words[kPasses];
         this->take_scales(scales, scale_words);
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-          this->convert(codes[i], scales, scale_words, nan, destination, to_tile + i * Config::kTileBytes, i);
-        }
+        this->convert(codes, scales, scale_words, nan, destination, to_tile, 0);
       } else {
-        convert_any(codes, count, exact, destination, to_tile);
+        convert_any(codes, exact, destination, to_tile);
       }
-      scales.next_part();
-      exact.next_part();
     }
     fence_async_shared();
   }
 
-  // Two tiles whatever codes and scales are; hardly ever.
-  __device__ __forceinline__ void convert_any(const Codes (&codes)[2], int count, const Scales<Cache>& exact,
+  // A tile whatever codes and scales are; hardly ever.
+  __device__ __forceinline__ void convert_any(const Codes& codes, const Scales<Cache>& exact,
                                               const uint32_t (&destination)[2], uint32_t to_tile) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (i >= count) break;
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        store_shared_16(destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile + i * Config::kTileBytes,
-                        eight_elements<Element>(codes[i].low[pass], codes[i].high[pass],
-                                                this->scale_of(exact, pass, i)));
-      }
+    for (int pass = 0; pass < kPasses; ++pass) {
+      store_shared_16(
+          destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile,
+          eight_elements<Element>(codes.low[pass], codes.high[pass], this->scale_of(exact, pass, 0)));
     }
   }
 };

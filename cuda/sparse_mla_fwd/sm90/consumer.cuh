@@ -65,14 +65,16 @@ struct Consumer {
   // Waits for a part of the own block, and looks which of the parts behind it have arrived too: they share its fence,
   // as a wait and a fence cost as much as four products each, in which tensor cores have nothing of this warpgroup.
   __device__ __forceinline__ void await_part(int part, bool (&fenced)[Config::kParts]) {
-    if constexpr (Config::kConsumersConvert) {
-      if (part == Config::kLeftParts) named_barrier_sync(kOwnConverted + kWarpgroupIdx, Config::kWarpgroup);
-      if (part == Config::kLeftParts) return;
+    // Parts from which on the own warpgroup has made the block.
+    constexpr int kOwnParts = Config::kConsumersConvert ? Config::kLeftParts : Config::kParts;
+    if (part >= kOwnParts) {
+      if (part == kOwnParts) named_barrier_sync(kOwnConverted + kWarpgroupIdx, Config::kWarpgroup);
+      return;
     }
     if (fenced[part]) return;
     storage.full[kWarpgroupIdx][part].wait(k_parity);
 #pragma unroll
-    for (int later = part + 1; later < Config::kParts; ++later) {
+    for (int later = part + 1; later < kOwnParts; ++later) {
       fenced[later] = has_completed(storage.full[kWarpgroupIdx][later], k_parity);
     }
     fence_async_shared();
