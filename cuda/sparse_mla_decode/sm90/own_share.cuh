@@ -3,9 +3,9 @@
 // tiles wait where one will be, each warp's in the rows that it converts.
 //
 // barrier     | arrivals                  | who waits  | what it says
-// ------------+---------------------------+------------+----------------------------------------------------------------
-// codes_in[b] | 128 producers, 128 copies | owner of b | codes of the right half and the tile behind it are in buffer b,
-//             |                           |            | scales and validity as well
+// ------------+---------------------------+------------+-----------------------------------------------------------
+// codes_in[b] | 128 producers, 128 copies | owner of b | codes of the right half and the tile behind it are in
+//             |                           |            | buffer b, scales and validity as well
 // full[b][2]  | not used, nor full[b][3]  |            | the owner has these parts from codes_in[b] and from itself
 // named 3, 4  | 128 consumer              | the same   | all its warps have converted their rows of a block
 #pragma once
@@ -23,7 +23,7 @@ struct OwnShare : Producer<Config, Cache, Element> {
   static constexpr int kFirst = Config::part_begin(Config::kLeftParts);
   static constexpr int kTiles = Cache::kCodeTiles - kFirst;  // 4, or 3
   static_assert(Base::kFolds && (kTiles == 3 || kTiles == 4));
-  static_assert(kFirst == 4 && Config::kBuffers <= Config::kConsumers, "where `Scales` has their scales, and they lie");
+  static_assert(kFirst == 4 && Config::kBuffers <= Config::kConsumers, "where their scales are");
 
   __device__ __forceinline__ explicit OwnShare(Storage& storage, const Parameters& params,
                                                const sparse_mla_fwd::Query& query)
