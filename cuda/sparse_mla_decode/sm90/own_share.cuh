@@ -29,7 +29,7 @@ struct OwnShare : Producer<Config, Cache, Element> {
                                                const sparse_mla_fwd::Query& query)
       : Base(storage, params, query, Entries(0, 0, 0, 1)) {}
 
-  // A warp's rows of the block in a buffer, tile by tile: a tile comes over its own codes, and over those of tiles before.
+  // A warp's rows of the block in a buffer, tile by tile: a tile comes over its own codes and those of tiles before.
   __device__ __forceinline__ void run(int stage, uint32_t parity) const {
     storage.codes_in[stage].wait(parity);
     uint32_t destination[2];
