@@ -37,7 +37,7 @@ from . import examples
 from .emulate import by_content
 
 FILE = evidence.FOLDER / "gpu_tests.json"
-FRAMEWORKS = (("numpy",), ("cupy-cuda12x", "cupy-cuda13x", "cupy"), ("torch",), ("jax",))
+FRAMEWORKS = (("numpy",), ("cupy-cuda12x", "cupy-cuda13x", "cupy"), ("torch",), ("jax",), ("transformers",))
 """By the names of the distributions that each may come from."""
 CASES = "tests/ops/test_kernels.py"
 """What another command runs; see above."""

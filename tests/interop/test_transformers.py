@@ -286,6 +286,15 @@ def test_layers_without_a_selection_are_left_alone() -> None:
     assert "left alone: model.layers.0.self_attn" in str(report)
 
 
+def test_attention_of_another_kind_is_left_alone() -> None:
+    if "glm5_next_text" not in HERE:
+        pytest.skip("this transformers has no family with such layers")
+    model = model_of("glm5_next_text")
+    others = {n: m for n, m in model.named_modules() if type(m).__name__ == "Glm5NextTextLinearAttention"}
+    reason = "Glm5NextTextLinearAttention: no DeepSeek sparse attention"
+    assert others and dsa.enable(model).left == dict.fromkeys(others, reason)
+
+
 @pytest.mark.parametrize(
     "options, what",
     [

@@ -176,14 +176,16 @@ def _has_norm(module: Any, name: str) -> bool:
 
 
 def _modules_of(model: Any) -> tuple[list[tuple[str, Any, Family]], dict[str, str]]:
-    found, left = [], {}
+    found, left, others = [], {}, {}
     for name, module in model.named_modules():
         family = family_of(module)
         if family is not None and (module.indexer is not None or getattr(module, "skip_topk", False)):
             found.append((name, module, family))
         elif family is not None:
             left[name] = "a layer without a selection: it runs as transformers' SDPA"
-    return found, left
+        elif type(module).__name__.endswith("Attention"):
+            others[name] = f"{type(module).__name__}: no DeepSeek sparse attention"
+    return found, left | others if found else left
 
 
 def _because(left: dict[str, str]) -> str:
