@@ -311,6 +311,18 @@ def test_what_does_not_fit_is_named_and_nothing_changes(options: dict[str, Any],
     assert [type(m) for m in model.modules()] == kinds and model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("part", ["indexer", "attention"])
+def test_a_forward_that_takes_something_else_is_named(part: str) -> None:
+    model = model_of("glm_moe_dsa")
+    attention = model.model.layers[0].self_attn
+    module = attention.indexer if part == "indexer" else attention
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": lambda self, hidden_states, something_else: None})
+    with pytest.raises(UnsupportedError, match=r"forward\(hidden_states, something_else\)"):
+        dsa.enable(model)
+    assert not any("_cupymla" in name for m in model.modules() for name in vars(m))
+
+
 @pytest.mark.parametrize("function", [dsa.enable, dsa.disable])
 def test_what_is_no_model_is_named(function: Callable[[Any], object]) -> None:
     with pytest.raises(InputError, match=r"able: argument 'model': expected a torch\.nn\.Module, got str"):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import InputError, UnsupportedError
-from .families import FAMILIES, FP8, VERSIONS, Family, family_of
+from .families import CACHE_NAMES, FAMILIES, FP8, VERSIONS, Family, family_of
 
 __all__ = ["Report", "disable", "enable", "enabled"]
 
@@ -80,8 +80,8 @@ def enable(model: Any, *, cache: Literal["fp8"] | None = None) -> Report:
     if not found:
         names = ", ".join(family.name for family in FAMILIES)
         raise UnsupportedError(f"{type(model).__name__}{_because(left)}", "any device", f"models of {names}")
-    for name, module, _ in found:
-        _check(name, module, cache == "fp8")
+    for name, module, family in found:
+        _check(name, module, family, cache == "fp8")
     modeling_utils.ALL_ATTENTION_FUNCTIONS.register(NAME, attention.attention)
     # It looks at functions and, of padding, at values: what a compiler would have to break at anyway.
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(masks.key_ranges))
@@ -200,7 +200,7 @@ def _check_version(version: str) -> None:
         raise UnsupportedError(f"transformers {version}", "any device", f"transformers {fits}")
 
 
-def _check(name: str, module: Any, fp8: bool) -> None:
+def _check(name: str, module: Any, family: Family, fp8: bool) -> None:
     """Refuse, by name, what the kernels cannot take: before anything is changed."""
     import torch
 
@@ -223,9 +223,22 @@ def _check(name: str, module: Any, fp8: bool) -> None:
     need(module.qk_rope_head_dim in (0, 64), f"qk_rope_head_dim={module.qk_rope_head_dim}", "64, or none")
     need(not fp8 or module.qk_rope_head_dim == 64, "an fp8 cache of rows without RoPE", "qk_rope_head_dim=64")
     need(module.num_heads <= 128, f"{module.num_heads} heads", "at most 128")
-    taken = inspect.signature(module.expand_kv).parameters
-    need(list(taken) == ["kv_nope", "k_rot"], f"expand_kv({', '.join(taken)})", "expand_kv(kv_nope, k_rot)")
+    parts = inspect.signature(module.expand_kv).parameters
+    need(list(parts) == ["kv_nope", "k_rot"], f"expand_kv({', '.join(parts)})", "expand_kv(kv_nope, k_rot)")
+    names = _forward_of(module)
+    known = {"hidden_states", "attention_mask"} <= set(names) and not CACHE_NAMES.isdisjoint(names)
+    need(known, f"forward({', '.join(names)})", "forward(hidden_states, ..., attention_mask, ..., cache, ...)")
     if module.indexer is not None:
+        *taken, last = _forward_of(module.indexer)
+        wanted = family.indexer_arguments
+        what = f"{type(module.indexer).__name__}.forward({', '.join([*taken, last])})"
+        need(tuple(taken) == wanted and last in CACHE_NAMES, what, f"forward({', '.join(wanted)}, cache)")
         need(module.indexer.head_dim in (64, 128), f"index_head_dim={module.indexer.head_dim}", "64 or 128")
         need(not fp8 or module.indexer.head_dim == 128, "an fp8 cache of index keys of 64 channels", "128 channels")
         need(module.indexer.n_heads <= 128, f"{module.indexer.n_heads} index heads", "at most 128")
+
+
+def _forward_of(module: Any) -> list[str]:
+    """Names of what its own class's forward takes."""
+    own = module.__dict__.get(_BEFORE, type(module))
+    return list(inspect.signature(own.forward).parameters)[1:]

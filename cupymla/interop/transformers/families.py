@@ -8,6 +8,9 @@ from typing import Any
 VERSIONS = ((5, 17), (5, 24))
 """The oldest and the newest transformers (major, minor) that the tests ran."""
 
+CACHE_NAMES = frozenset(("cache", "past_key_values"))
+"""What caches are called: in transformers 5.24, and in 5.17."""
+
 FP8 = "_cupymla_fp8"
 """Attribute of an attention module: whether its layer of a cache holds fp8."""
 
@@ -34,6 +37,14 @@ class Family:
     """The index queries are made of the attention's query latent, not of the hidden states."""
     pools: bool = False
     """The indexer ranks pools of keys (`pools`)."""
+
+    @property
+    def indexer_arguments(self) -> tuple[str, ...]:
+        """What the indexer's forward takes, less the cache behind it, which has one of `CACHE_NAMES`."""
+        latents = ("q_resid",) if self.latent_query else ()
+        if self.pools:
+            return ("hidden_states", *latents, "attention_mask")
+        return ("hidden_states", *latents, "position_embeddings", "attention_mask", "position_ids")
 
 
 FAMILIES: tuple[Family, ...] = (
