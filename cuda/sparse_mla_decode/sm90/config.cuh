@@ -42,7 +42,6 @@ template <int kDQk, int kHeadsArg>
 struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
   using Base = sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true>;
   static constexpr bool kConsumersConvert = false;
-  static constexpr int kLeftParts = Base::kParts;  // that the producer converts
   static constexpr int kProducerRegisters = 104;
   static constexpr int kConsumerRegisters[] = {224, 176};  // scores, values
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];

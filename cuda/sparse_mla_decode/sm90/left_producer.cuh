@@ -13,9 +13,8 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   using typename Base::Places;
   using typename Base::State;
   using typename Base::Storage;
-  using Base::chunk, Base::kPasses, Base::lane, Base::storage;
+  using Base::chunk, Base::high_of, Base::kCodes, Base::kPasses, Base::lane, Base::low_of, Base::storage;
   static constexpr int kTiles = Config::part_begin(Config::kLeftParts);
-  static constexpr uint32_t kCodes = 8;  // of a lane, in each tile
   static_assert(Base::kFolds && Config::kSharers == 1 && !Config::kSmallHead);
 
   // What a lane has of a block.
@@ -24,9 +23,6 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   };
 
   using Base::Base;
-
-  static __device__ __forceinline__ uint32_t low_of(uint64_t both) { return static_cast<uint32_t>(both); }
-  static __device__ __forceinline__ uint32_t high_of(uint64_t both) { return static_cast<uint32_t>(both >> 32); }
 
   // Asks for a tile's share. Zeros of what is not valid.
   __device__ __forceinline__ void load(Rows& rows, const Places& places, uint32_t valid_lanes, int tile) const {

@@ -75,6 +75,8 @@ struct Producer {
   static constexpr int kPasses = kOwnKeys / 4;
   static constexpr int kLastPart = Config::kParts - 1;
 
+  static constexpr uint32_t kCodes = 8;  // of a lane, in each tile and pass
+
   // A row's bytes that a lane copies at a time.
   static constexpr uint32_t kCopyBytes = Cache::kHas16ByteRows ? 16 : 8;
 
@@ -171,6 +173,10 @@ struct Producer {
     }
     return places;
   }
+
+  // Of codes that come by registers, as one number: see `load_row_8`.
+  static __device__ __forceinline__ uint32_t low_of(uint64_t both) { return static_cast<uint32_t>(both); }
+  static __device__ __forceinline__ uint32_t high_of(uint64_t both) { return static_cast<uint32_t>(both >> 32); }
 
   // The scale of a tile of this part, of a pass's entry, from what its finder loaded.
   __device__ __forceinline__ float scale_of(const Scales<Cache>& scales, int pass, int tile) const {

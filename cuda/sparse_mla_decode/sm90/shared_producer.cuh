@@ -14,8 +14,8 @@ struct SharedProducer : Producer<Config, Cache, Element> {
   using typename Base::State;
   using typename Base::Storage;
   using Base::chunk, Base::kLastPart, Base::kPasses, Base::lane, Base::storage, Base::warp;
+  using Base::high_of, Base::kCodes, Base::low_of;
   static constexpr int kWideTile = Cache::kCodeTiles;  // the last one, of bf16
-  static constexpr uint32_t kCodes = 8;                // of a lane, in each tile
 
   static_assert(Config::kSharers == 2 && Base::kOwnKeys == 8 && !Config::kSmallHead);
   static_assert(Cache::kWordTiles % 2 == 0 && Config::part_begin(1) == 2, "a part's scales are in the same words");
@@ -28,9 +28,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
   };
 
   using Base::Base;
-
-  static __device__ __forceinline__ uint32_t low_of(uint64_t both) { return static_cast<uint32_t>(both); }
-  static __device__ __forceinline__ uint32_t high_of(uint64_t both) { return static_cast<uint32_t>(both >> 32); }
 
   // Asks for a tile's share. Zeros of what is not valid.
   __device__ __forceinline__ void load(Rows& rows, const Places& places, uint32_t valid_lanes, int tile) const {
