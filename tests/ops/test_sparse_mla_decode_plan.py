@@ -59,7 +59,7 @@ def test_recorded_calls_have_no_shares() -> None:
             assert chosen.division not in without
     assert plan.plan(problem(1, 64), HOPPER, 132).division == Division(16, 1, 1, 32)
     assert plan.plan(problem(1, 64), HOPPER, 132, recorded=True).division == Division(16, 16)
-    assert plan.plan(problem(8, 64), HOPPER, 132, clusters).division == Division(32, 1, 1, 8)
+    assert plan.plan(problem(32, 64), HOPPER, 132, recorded=True).division == Division(64, 4)
     assert plan.plan(problem(8, 64), HOPPER, 132, clusters, recorded=True).division == Division(16, 1)
 
 
@@ -76,18 +76,13 @@ def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
         made = plan.plan(problem(rows, heads, topk), HOPPER, 132, {Division(*one) for one in without})
         return made.division
 
-    # Few blocks of few heads: one launch is less than two.
-    assert chosen(1, 16, topk=512) == Division(16, 8)
-    assert chosen(1, 16, (16, 8), topk=512) == Division(16, 16)
-    assert chosen(1, 16, (16, 8), (16, 16), topk=512) == Division(16, 1, 1, 8)
     # CTAs that share rows are a cluster where they have all of a row's entries, or a share of them, too.
     assert chosen(200, 128) == Division(64, 1, 2)
     assert chosen(200, 128, (64, 1, 2)) == Division(64, 1)
-    assert chosen(32, 128, (64, 2, 2)) == Division(64, 1, 2, 2)
-    assert chosen(32, 128, (64, 2, 2), (64, 1, 2)) == Division(64, 2)
-    # Without clusters: half as many heads and shares leave less to merge.
-    clusters = [(heads, parts) for heads in plan.CTA_HEADS for parts in plan.PARTS[1:]]
-    assert chosen(8, 64, *clusters) == Division(32, 1, 1, 8)
+    assert chosen(32, 128) == Division(64, 1, 2, 2)
+    assert chosen(32, 128, (64, 1, 2)) == Division(64, 1, 1, 2)
+    # Half as many heads start earlier, and their shares leave less to merge.
+    assert chosen(8, 64) == Division(32, 1, 1, 8)
 
 
 def test_short_rows_are_not_divided() -> None:

@@ -49,21 +49,24 @@ MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
 
 _TILE = 64  # entries of a block
 
-# Cycles that a CTA of so many heads takes for a block of rows that are copied or converted, and to put parts together.
-# Fitted to times of divisions, copies and merges on an H100, conversions on an H200 (docs/log/sparse_mla_decode.md).
-_BLOCK_CYCLES = {
-    True: {16: 2600, 32: 2900, 64: 3200},
-    False: {16: 4700, 32: 4900, 64: 6100},
+# Microseconds of a call with cold L2 and instruction caches, as a model's step finds them, by CTAs of so many heads: until
+# a CTA's first block and behind its last one, and of a block of rows that are converted or copied. Fitted to times of
+# divisions on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30).
+_START_US = {16: 3.9, 32: 7.1, 64: 10.7}
+_BLOCK_US = {
+    True: {16: 2.3, 32: 1.5, 64: 1.8},
+    False: {16: 2.9, 32: 2.95, 64: 3.4},
 }
-_MERGE_CYCLES = {16: 10000, 32: 13000, 64: 17000}
 
-# Of two CTAs that share rows, each of which converts half of them: by times of both on an H200, 2026-11-28.
-_SHARED_BLOCK_CYCLES = 4800
+# The same of two CTAs that share rows, each of which converts half of them.
+_SHARED_START_US, _SHARED_BLOCK_US = 11.4, 2.8
 
-# Before a CTA's first block, and to leave a share; the launch that puts shares together, and a head of a row's share in
-# it. Fitted to times of shares on an H200, 2026-11-29.
-_START_CYCLES, _SHARE_CYCLES = 12000, 3000
-_JOIN_CYCLES, _JOIN_HEAD_CYCLES = 7800, 1.9
+# The launch that puts shares together, each of them, and a head of a row in each.
+_JOIN_US, _JOIN_SHARE_US, _JOIN_HEAD_US = 6.6, 0.13, 0.00077
+
+# What CTAs of a cluster take to put parts together, and clusters of more than eight CTAs besides.
+_MERGE_US = {16: 7.6, 32: 9.5, 64: 10.8}
+_SHARED_MERGE_US, _LARGE_CLUSTER_US = 11.9, 2.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def division(
     dtype: str,
     recorded: bool = False,
 ) -> Division:
-    """What takes the least time as the cycles above have it.
+    """What takes the least time as the numbers above have it.
 
     Args:
         rows: query rows.
@@ -147,15 +150,19 @@ def division(
     def ctas(choice: Division) -> int:
         return rows * -(-h_q // (choice.heads * choice.sharers)) * choice.cluster * choice.shares
 
-    def cycles(choice: Division) -> float:
+    def us(choice: Division) -> float:
         waves = -(-ctas(choice) // multiprocessors)
         own = -(-blocks // (choice.parts * choice.shares))
-        block = _BLOCK_CYCLES[copied][choice.heads] if choice.sharers == 1 else _SHARED_BLOCK_CYCLES
-        merge = _MERGE_CYCLES[choice.heads] if choice.parts > 1 else 0
-        if choice.shares == 1:
-            return waves * (_START_CYCLES + own * block + merge)
-        join = _JOIN_CYCLES + _JOIN_HEAD_CYCLES * rows * h_q * choice.shares
-        return waves * (_START_CYCLES + own * block + _SHARE_CYCLES) + join
+        start, block, merge = _START_US[choice.heads], _BLOCK_US[copied][choice.heads], _MERGE_US[choice.heads]
+        if choice.sharers > 1:
+            start, block, merge = _SHARED_START_US, _SHARED_BLOCK_US, _SHARED_MERGE_US
+        if choice.parts == 1:
+            merge = 0
+        elif choice.cluster > PORTABLE_CLUSTER:
+            merge += _LARGE_CLUSTER_US
+        each = _JOIN_SHARE_US + _JOIN_HEAD_US * rows * h_q
+        join = _JOIN_US + each * choice.shares if choice.shares > 1 else 0
+        return waves * (start + own * block + merge) + join
 
     def fits(choice: Division) -> bool:
         if choice.shares > 1 and (choice.shares > blocks or share_bytes(rows, h_q, choice.shares) > SHARES_BYTES):
@@ -164,14 +171,14 @@ def division(
             return True
         return replace(choice, shares=1) not in without and (choice.parts == 1 or ctas(choice) <= multiprocessors)
 
-    most = cta_heads(h_q)
-    alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= most), PARTS)
-    choices = (*itertools.starmap(Division, alone), *(shared(h_q, cache_format, dtype, parts) for parts in PARTS))
-    usable = [choice for choice in choices if choice is not None]
-    whole = [choice for choice in usable if choice.parts == 1]
+    # Where both were timed, shares took as long as parts at most; and parts want all of their clusters to run at once.
+    parts = PARTS if recorded else (1,)
+    alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= cta_heads(h_q)), parts)
+    pairs = (shared(h_q, cache_format, dtype, count) for count in parts)
+    choices = [*itertools.starmap(Division, alone), *(pair for pair in pairs if pair is not None)]
     counts = () if recorded else range(2, MAX_SHARES + 1)
-    several = [replace(choice, shares=shares) for choice in whole for shares in counts]
-    return min(filter(fits, (*usable, *several)), key=cycles)
+    several = [replace(choice, shares=shares) for choice in choices for shares in counts]
+    return min(filter(fits, (*choices, *several)), key=us)
 
 
 def share_bytes(rows: int, h_q: int, shares: int) -> int:
