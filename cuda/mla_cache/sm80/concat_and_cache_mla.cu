@@ -2,6 +2,7 @@
 // warp has a token; a lane has sixteen channels that become codes, or eight at a time that stay bf16. What is computed:
 // `concat_and_cache_mla` in cupymla/ops/mla_cache/reference.py, to the bit.
 #include "../../common/entry.cuh"
+#include "../../common/page_place.cuh"
 #include "../../common/types.cuh"
 #include "group.cuh"
 #include "latent_params.cuh"
@@ -39,7 +40,7 @@ struct Target {
   uint8_t* scales;
 
   __device__ __forceinline__ Target(const ConcatParameters& params, const Slot& slot) {
-    const Place place(slot.low, params.page, params.page_reciprocal);
+    const PagePlace place(slot.low, params.page, params.page_reciprocal);
     uint8_t* const block = params.cache + place.block * params.block_bytes;
     row = block + static_cast<int64_t>(place.place) * params.row_bytes;
     scales = params.exponents == 0

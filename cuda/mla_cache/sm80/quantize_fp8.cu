@@ -2,6 +2,7 @@
 // Lanes that lie side by side share a group, sixteen channels each. What is computed: `quantized` in
 // cupymla/ops/mla_cache/reference.py, to the bit.
 #include "../../common/entry.cuh"
+#include "../../common/page_place.cuh"
 #include "../../common/types.cuh"
 #include "group.cuh"
 #include "pages.cuh"
@@ -37,7 +38,7 @@ struct Target {
       scale = reinterpret_cast<float*>(params.scales) + at.row.offset(params.scales_strides) +
               at.group * params.scales_group;
     } else {
-      const Place place(slot.low, params.page, params.page_reciprocal);
+      const PagePlace place(slot.low, params.page, params.page_reciprocal);
       const IndexerSlot bytes(place.block, place.place, params.page, params.block_bytes);
       codes = params.codes + bytes.codes;
       scale = reinterpret_cast<float*>(params.codes + bytes.scale);

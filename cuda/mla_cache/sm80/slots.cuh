@@ -22,15 +22,4 @@ struct Slot {
   }
 };
 
-// The block of a slot of a cache, and the place in it.
-struct Place {
-  uint32_t block, place;
-
-  // `reciprocal` is (2^32 - 1) / page, so that the first block is the right one or the one before.
-  __device__ __forceinline__ Place(uint32_t slot, uint32_t page, uint32_t reciprocal)
-      : block(__umulhi(slot, reciprocal)), place(slot - block * page) {
-    if (place >= page) block += 1, place -= page;
-  }
-};
-
 }  // namespace cupymla::mla_cache

@@ -10,6 +10,7 @@
 // A row becomes tiles of 64 channels. A lane takes eight channels of a tile: eight bytes of codes, or 16 of bf16.
 #pragma once
 
+#include "../../common/page_place.cuh"
 #include "convert.cuh"
 #include "params.cuh"
 
@@ -52,8 +53,7 @@ __device__ __forceinline__ Row find_row(const Source& source, int32_t slot, cons
   row.data = any_row;
   row.scales_at = 512;  // kV32Fp8
   if (!row.valid) return row;
-  const uint32_t block = static_cast<uint32_t>(slot) / source.page;
-  const uint32_t place = static_cast<uint32_t>(slot) - block * source.page;
+  const auto [block, place] = PagePlace(static_cast<uint32_t>(slot), source.page, source.page_reciprocal);
   const uint8_t* begin = source.cache + static_cast<int64_t>(block) * source.block_bytes;
   row.data = begin + static_cast<int64_t>(place) * Cache::kRowBytes;
   // Behind the rows of a page, eight bytes of each.

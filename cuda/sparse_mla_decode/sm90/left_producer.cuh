@@ -53,15 +53,16 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   }
 
   // All blocks of this CTA.
-  __device__ __forceinline__ void run(State state) {
+  template <typename LoadQuery>
+  __device__ __forceinline__ void run(const LoadQuery& load_query) {
     const int32_t begin_block = this->entries.begin, end_block = this->entries.end;
+    State state;
+    const typename Base::Ahead ahead = this->begin_with(load_query, state);
+    Row row = ahead.row, next = ahead.next;
+    int32_t slot = ahead.slot;
     if (begin_block >= end_block) return;
     uint32_t destination[2];
     this->destinations(destination);
-    const int32_t slots[2] = {this->slot_of(begin_block), this->slot_of(begin_block + 1)};
-    Row row = this->row_of(begin_block, slots[0]);
-    Row next = this->row_of(begin_block + 1, slots[1]);
-    int32_t slot = this->slot_of(begin_block + 2);
     Phases phases;
     uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
     Scales<Cache> scales;

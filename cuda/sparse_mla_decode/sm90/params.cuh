@@ -17,6 +17,7 @@ struct Source {
   int32_t topk;
   uint32_t slots;  // of the cache; slot s can be valid when (uint32_t)s < slots
   uint32_t page;   // slots of a block
+  uint32_t page_reciprocal;  // (2^32 - 1) / page
 };
 
 // Of the forward's fields kv, indices, topk_length, causal and what goes with them are not read. Its max_logits has the

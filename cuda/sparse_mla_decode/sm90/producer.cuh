@@ -458,15 +458,40 @@ struct Producer {
     }
   }
 
-  // All blocks of this CTA; `state` is where the small-head variant's ring is behind Q. While a block is converted the
-  // next one's rows come. Consumers that own every other block free the first of two when they have scores of both, so
-  // the next one's buffer may be waited for amid a block or behind it.
-  __device__ __forceinline__ void run(State state) {
+  // The rows of the first two blocks, and the slot of the third one's: asked for in one piece of code, as the first
+  // time through code is waited for.
+  struct Ahead {
+    Row row, next;
+    int32_t slot;
+  };
+
+  // `load_query` brings in Q while the first slots are on their way, and gives the ring's state behind it.
+  template <typename LoadQuery>
+  __device__ __forceinline__ Ahead begin_with(const LoadQuery& load_query, State& state) const {
+    Ahead ahead;
+    ahead.slot = slot_of(entries.begin);
+    int32_t later = slot_of(entries.begin + 1);
+    state = load_query();
+#pragma unroll 1
+    for (int32_t block = entries.begin; block < entries.begin + 2; ++block) {
+      ahead.row = ahead.next;
+      ahead.next = row_of(block, ahead.slot);
+      ahead.slot = later;
+      later = slot_of(block + 2);
+    }
+    return ahead;
+  }
+
+  // All blocks of this CTA. While a block is converted the next one's rows come. Consumers that own every other block
+  // free the first of two when they have scores of both, so the next one's buffer may be waited for amid a block or
+  // behind it.
+  template <typename LoadQuery>
+  __device__ __forceinline__ void run(const LoadQuery& load_query) {
+    State state;
+    const Ahead ahead = begin_with(load_query, state);
+    Row row = ahead.row, next = ahead.next;
+    int32_t slot = ahead.slot;
     if (entries.begin >= entries.end) return;
-    int32_t slots[2] = {slot_of(entries.begin), slot_of(entries.begin + 1)};
-    Row row = row_of(entries.begin, slots[0]);
-    Row next = row_of(entries.begin + 1, slots[1]);
-    int32_t slot = slot_of(entries.begin + 2);
     Phases phases;
     if constexpr (kCopies) {
       for (int32_t block = entries.begin; block < entries.end; ++block) {

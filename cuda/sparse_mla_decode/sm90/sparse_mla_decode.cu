@@ -43,17 +43,20 @@ __device__ __forceinline__ void produce(Storage& storage, const Parameters& para
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
-  if constexpr (Config::kSmallHead) {
-    of_query.load_query_as_block(selection, work.first_head);
-  } else {
-    of_query.load_query(selection, work.first_head);
-  }
+  const auto load_query = [&] {
+    if constexpr (Config::kSmallHead) {
+      of_query.load_query_as_block(selection, work.first_head);
+    } else {
+      of_query.load_query(selection, work.first_head);
+    }
+    return of_query.state;
+  };
   if constexpr (Config::kConsumersConvert) {
-    LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+    LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
   } else if constexpr (Config::kSharers == 1) {
-    Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+    Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
   } else {
-    SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(of_query.state);
+    SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
   }
 }
 

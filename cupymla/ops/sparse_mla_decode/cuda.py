@@ -16,6 +16,7 @@ from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..log2_scales import lse_scales
+from ..mla_cache.cuda import page_reciprocal
 from ..sparse_mla_fwd import binding as forward
 from . import plan
 from .spec import OPERATOR, Cache, Problem, Views
@@ -29,7 +30,7 @@ class Source(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("block_bytes", "indices_batch", "indices_query")),
         *((name, ctypes.c_int64) for name in ("lengths_batch", "lengths_query")),
         ("topk", ctypes.c_int32),
-        *((name, ctypes.c_uint32) for name in ("slots", "page")),
+        *((name, ctypes.c_uint32) for name in ("slots", "page", "page_reciprocal")),
     )
 
 
@@ -47,6 +48,7 @@ class Parameters(forward.Parameters):
 def _fill(made: Source, cache: Cache, indices: View, lengths: View | None) -> None:
     """Write what a source has but for addresses."""
     made.block_bytes, made.topk, made.slots, made.page = cache.block_bytes, cache.topk, cache.num_slots, cache.page
+    made.page_reciprocal = page_reciprocal(cache.page)
     made.indices_batch, made.indices_query, _ = indices.strides
     if lengths is not None:
         made.lengths_batch, made.lengths_query = (*lengths.strides, 0)[:2]
