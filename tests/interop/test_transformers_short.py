@@ -133,7 +133,7 @@ def test_training(family: str, missing: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("cache, steps", [("dynamic", 3), ("static", 6)])
 def test_generate(cache: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six tokens behind a prompt of TOKENS: a dynamic cache gets too long for three of them, a static one is too large."""
+    """Six tokens behind a prompt of TOKENS: a dynamic cache gets too long for three, a static one is too large."""
 
     def make() -> Any:
         model = model_of("deepseek_v32", topk=TOKENS + 2)
