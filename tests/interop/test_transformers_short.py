@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers_kit import FORWARD, HERE, TOKENS, in_parts, model_of, states, tokens  # noqa: E402
 
+from cupymla.interop import torch as mla  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import attention, masks, pools  # noqa: E402
 
@@ -156,13 +157,13 @@ def test_all_layers_of_a_step_share_what_is_selected(monkeypatch: pytest.MonkeyP
     dsa.enable(model)
     cache = transformers.DynamicCache(config=model.config)
     given: list[tuple[Any, Any]] = []
-    decode = attention.mla.sparse_mla_decode
+    decode = mla.sparse_mla_decode
 
     def noted(q: Any, k_cache: Any, indices: Any, **options: Any) -> Any:
         given.append((indices, options["topk_length"]))
         return decode(q, k_cache, indices, **options)
 
-    monkeypatch.setattr(attention.mla, "sparse_mla_decode", noted)
+    monkeypatch.setattr(mla, "sparse_mla_decode", noted)
     with torch.no_grad():
         for _ in range(2):
             states(model, tokens(count=2), **{FORWARD: cache, "use_cache": True})
@@ -182,3 +183,55 @@ def test_visible_keys_follow_their_ranges() -> None:
     assert masks.visible_keys(ranges, 5, 100)[0][1, 0].tolist() == [102, 103, 104, 105, 106]
     ranges[0, 0, 0, 1] = 2
     assert masks.visible_keys(ranges, 5)[1].tolist() == [[2, 3], [0, 0]]
+
+
+def large(what: str, kind: str = "") -> tuple[Any, Any]:
+    """A model of real attention sizes on the GPU, with topk 2048, and 512 tokens of one sequence."""
+    from cupymla_lab import models
+
+    model = models.model_of(models.Work(what, 32, 512, cache=kind), 1024, torch.bfloat16)
+    return model, torch.randint(1, models.VOCABULARY, (1, 512), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["", "fp8"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_same_bits_on_a_gpu(batch: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill in two chunks, then steps of decoding."""
+    model, ids = large("decode", kind)
+    ids = torch.cat([ids.roll(number, -1) for number in range(batch)])
+    found = []
+    for score in (False, True):
+        cache, logits = transformers.DynamicCache(config=model.config), []
+        with torch.no_grad(), monkeypatch.context() as patch:
+            if score:
+                scored(patch)
+            for part in ids.split((300, 208, 1, 1, 1, 1), -1):
+                logits.append(states(model, part, **{FORWARD: cache, "use_cache": True}))
+        found.append(torch.cat(logits, 1))
+    assert torch.isfinite(found[0]).all() and torch.equal(*found)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_goes_on_with_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays see the keys that replays before them wrote: their ids are made in the graph, not when it was made."""
+    model, ids = large("graph")
+    found = []
+    for score in (False, True):
+        cache, token, logits = transformers.StaticCache(config=model.config, max_cache_len=600), ids[:, :1].clone(), []
+        options = {FORWARD: cache, "use_cache": True}
+        with torch.no_grad(), monkeypatch.context() as patch:
+            if score:
+                scored(patch)
+            states(model, ids[:, :500], **options)
+            for place in range(500, 503):
+                states(model, token.copy_(ids[:, place : place + 1]), **options)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = states(model, token, **options)
+            for place in range(503, 512):
+                token.copy_(ids[:, place : place + 1])
+                graph.replay()
+                logits.append(out.clone())
+        found.append(torch.cat(logits, 1))
+    assert torch.isfinite(found[0]).all() and torch.equal(*found)

@@ -215,7 +215,7 @@ def _selection(
         return ranges[..., :0]
     norm = indexer.k_norm
     keys = norm(indexer.wk(hidden).to(norm.weight.dtype)).to(hidden.dtype)[:, :, None]
-    queries = None if every else make_queries()
+    queries: Any = None if every else make_queries()
     if getattr(indexer, "use_rope", True):
         # Queries and keys at once: a step of decoding costs what its launches cost the host.
         both = keys if queries is None else torch.cat((queries, keys), 2)
