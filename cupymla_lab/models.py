@@ -69,6 +69,7 @@ WORKS: tuple[Work, ...] = (
     Work("train", 32, 65536),
     *_beside("prefill", 64, 32768),
     *_beside("prefill", 64, 131072),
+    *_beside("decode", 64, 1024, own="eager"),
     *_beside("decode", 64, 2048, own="eager"),
     *_beside("decode", 64, 32768, own="eager"),
     Work("decode", 64, 131072),
@@ -78,6 +79,8 @@ WORKS: tuple[Work, ...] = (
     Work("decode", 64, 131072, cache="fp8"),
     Work("decode", 64, 32768, 32, cache="fp8"),
     Work("prefill", 64, 131072, cache="fp8"),
+    Work("graph", 64, 1024),
+    Work("graph", 64, 2048),
     Work("graph", 64, 32768),
     Work("graph", 64, 131072),
     Work("graph", 64, 131072, cache="fp8"),
@@ -372,8 +375,16 @@ def side_by_side(rows: Iterable[Row]) -> dict[str, tuple[Row | None, Row | None]
     return found
 
 
+def lasting_ms(row: Row) -> float:
+    """A row's time when lengths are no longer new: in a first prefill torch's attention plans for each."""
+    return float(row.get("again_ms", row["ms"]))
+
+
 def draw(rows: Iterable[Row], title: str, file: Path) -> None:
-    """Bars of time and of memory of the works that ran both ways, transformers alone lighter. Needs matplotlib."""
+    """Bars of time and of memory of the works that ran both ways, transformers alone lighter. Needs matplotlib.
+
+    Beside cupymla's numbers is how many times those alone are as large.
+    """
     from matplotlib import pyplot
 
     pairs = {
@@ -382,19 +393,24 @@ def draw(rows: Iterable[Row], title: str, file: Path) -> None:
         if own and ours and "ms" in own and "ms" in ours
     }
     size = report.LABEL_SIZE
-    figure, every = report.panels([f"{name}\n" for name in pairs], 2, 12.0)
-    for axes, (key, label) in zip(every, {"ms": "time, ms", "peak_gib": "the most memory, GiB"}.items(), strict=True):
-        values = [row[key] for pair in pairs.values() for row in pair]
+    names = [re.sub(r", (\d+ heads)", r"\n\1", name).replace("prefill", "second prefill") for name in pairs]
+    figure, every = report.panels(names, 2, 9.0)
+    drawn: dict[str, Callable[[Row], float]] = {"time, ms": lasting_ms, "the most memory, GiB": lambda r: r["peak_gib"]}
+    for axes, (label, of) in zip(every, drawn.items(), strict=True):
+        values = [of(row) for pair in pairs.values() for row in pair]
         left, right = (10.0**exponent for exponent in report.decades(values))
         report.frame(axes, len(pairs), left, right)
         axes.set_xscale("log")
-        for side, (color, who) in enumerate((("#a9c1d9", "transformers alone"), ("#4477aa", "with cupymla"))):
+        for side, (color, who) in enumerate(
+            (("#a9c1d9", "transformers alone"), ("#4477aa", "with cupymla (how many times less)"))
+        ):
             for place, pair in enumerate(pairs.values()):
-                at, value = place + 0.4 * side - 0.2, pair[side][key]
+                at, value = place + 0.4 * side - 0.2, of(pair[side])
                 axes.barh(at, value - left, left=left, color=color, height=0.36, label=who if place == 0 else None)
-                axes.text(value, at, f" {report.in_digits(value)}", va="center", fontsize=size)
+                times = f" ({of(pair[0]) / value:.1f}x)" if side else ""
+                axes.text(value, at, f" {report.in_digits(value)}{times}", va="center", fontsize=size)
         axes.set_xlabel(label, fontsize=size + 1)
-        axes.set_yticks(range(len(pairs)), pairs if axes is every[0] else [""] * len(pairs), fontsize=size)
+        axes.set_yticks(range(len(pairs)), names if axes is every[0] else [""] * len(pairs), fontsize=size)
     handles, labels = every[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=size, frameon=False)
     figure.suptitle(title, fontsize=10)

@@ -26,7 +26,7 @@ from cupymla.build import pack
 from cupymla.ops import registry
 
 from . import examples, gpu_tests
-from .models import described, side_by_side
+from .models import described, lasting_ms, side_by_side
 from .subjects import Subject
 
 GENERATIONS: Mapping[str, tuple[str, ...]] = {
@@ -116,6 +116,7 @@ COMPARISONS = (
         "cuBLAS bf16",
         "cuBLAS with bf16 weights",
         "NVFP4 weights times one vector",
+        in_table=False,
     ),
     Comparison(
         "paged decode, 64 sequences of 1 to 8192 tokens, dense bias",
@@ -124,6 +125,7 @@ COMPARISONS = (
         "torch SDPA, gathered",
         "torch SDPA, cache already contiguous and padded",
         "paged decode, ragged, bias",
+        in_table=False,
     ),
     Comparison(
         "paged decode, 32 sequences of 2048 tokens, dense bias",
@@ -243,6 +245,36 @@ def models() -> str:
     return report.marked_table("models", heading, columns, cells)
 
 
+MODELS_IN_README: Mapping[str, str] = {
+    "training step, 32 heads, 8192 tokens": "training step, 8192 tokens",
+    "prefill in chunks of 1024, 64 heads, 32768 tokens": "prefill, 32768 tokens",
+    "prefill in chunks of 1024, 64 heads, 131072 tokens": "prefill, 131072 tokens",
+    "decode step, 64 heads, 32768 tokens": "decode step, 32768 tokens",
+    "decode step, 64 heads, 8192 tokens, batch 8": "decode step, 8 x 8192 tokens",
+}
+"""Works of the README's table of models, and their words there."""
+
+
+def readme_models() -> str:
+    """The README's table of transformers' models, and their picture."""
+    content = _recorded_models()
+    found = side_by_side(content["rows"])
+    cells, rows = [], []
+    for work, words in MODELS_IN_README.items():
+        own, ours = found[work]
+        if own is None or ours is None:
+            raise ValueError(f"{work} is not recorded with transformers alone and with cupymla")
+        costs = [f"{report.in_digits(lasting_ms(row))} ms, {row['peak_gib']:.1f} GiB" for row in (own, ours)]
+        cells.append([words, *costs, f"{lasting_ms(own) / lasting_ms(ours):.1f}x"])
+        rows += [own, ours]
+    heading = f"Two layers, {content['gpu']}, {_runs({**content, 'rows': rows})}. Of a prefill, the second one."
+    table = report.table(["GLM-5's architecture", "transformers alone", "with cupymla", "faster"], cells)
+    file = newest("models")
+    assert file is not None
+    image = file.with_suffix(".png").relative_to(machine.ROOT).as_posix()
+    return report.marked_text("readme-models", f"{heading}\n\n{table}\n\n![time and memory of models]({image})")
+
+
 def model_errors() -> str:
     """Errors of families with cupymla and of their own bfloat16 code, as `python -m cupymla_lab models` wrote them."""
     content = _recorded_models()
@@ -354,7 +386,6 @@ def comparison() -> str:
         f"FlashMLA's decode is faster in {_lost(decode, 'FlashMLA, scheduled before')} with its schedule ready,",
         f"in {_lost(decode, 'FlashMLA')} without.",
         _of_indexer(),
-        _of_models(),
     ]
     below = textwrap.fill(" ".join(said), 120, break_long_words=False, break_on_hyphens=False)
     return report.marked_text("peers", f"{where}.\n\n{table}\n\n{below}")
@@ -382,19 +413,6 @@ def _speeds(run: report.Benchmark, peer: str) -> str:
     ours = {row.case: row.us for row in run.rows}
     found = [row.us / ours[row.case] for row in run.baselines if row.name == peer and row.us is not None]
     return f"{min(found):.2f} to {max(found):.2f}x"
-
-
-def _of_models() -> str:
-    """How much faster two layers of a model of transformers are."""
-    content = _recorded_models()
-    found = side_by_side(content["rows"])
-    train, prefill = "training step, 32 heads, 8192 tokens", "prefill in chunks of 1024, 64 heads, 131072 tokens"
-    times = _faster(*found[train], 1), _faster(*found[prefill], 1)
-    again = times[1].rpartition(" ")[2]  # in a first pass SDPA plans for each new length
-    return (
-        f"Two small GLM-5 layers in [transformers](docs/transformers.md): {times[0]} as fast in training, {again} in a "
-        f"prefill of 131072 tokens ({_model(content['gpu'])})."
-    )
 
 
 def _loses(one: Compared) -> bool:
@@ -508,7 +526,7 @@ def reference() -> str:
 # Pages ---------------------------------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
-    "README.md": (comparison, support),
+    "README.md": (comparison, readme_models, support),
     "docs/support.md": (evidence.support_markdown, example_runs),
     "docs/reference.md": (reference,),
     "docs/benchmarks.md": (host,),

@@ -109,8 +109,7 @@ def signals_heard() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     for option, meaning in ASKED_FOR.items():
         parser.addoption(option, action="store_true", help=meaning)
-    names = ", ".join(OPTIONAL)
-    parser.addoption("--require", default="", metavar="NAMES", help=f"fail where one of {names} is missing")
+    parser.addoption("--require-all", action="store_true", help=f"fail where one of {', '.join(OPTIONAL)} is missing")
     parser.addoption("--random-problems", type=int, metavar="N", help="draw N problems for each MLA operator")
 
 
@@ -252,13 +251,8 @@ def missing() -> list[str]:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Where things are required, to skip for want of them is a failure."""
-    required = session.config.getoption("--require").split()
-    unknown = [name for name in required if name not in OPTIONAL]
-    if unknown:
-        raise pytest.UsageError(f"--require: expected names of {', '.join(OPTIONAL)}, got {' '.join(unknown)}")
-    lacking = [name for name in missing() if name in required]
-    if lacking:
-        pytest.exit(f"required, and not here: {', '.join(lacking)}", returncode=1)
+    if session.config.getoption("--require-all") and missing():
+        pytest.exit(f"required, and not here: {', '.join(missing())}", returncode=1)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from cupymla.bench.processes import Lost
 from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
 from cupymla.ops import registry
-from cupymla_lab import pages, scaling, training_step, without_gpu
+from cupymla_lab import models, pages, scaling, training_step, without_gpu
 from cupymla_lab.subjects import Subject
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
@@ -298,6 +298,24 @@ def test_the_demos_plot_is_legible(drawn: Callable[..., Drawn], times: list[floa
     assert plot.panels[1].get_xlim() == (0, 100 if worst <= 1 else 200)
     plot.require_bars(1, 0, [100 * share for share in shares])
     assert {f"{share:.0%}" for share in shares} <= {text for text, _ in plot.texts}
+
+
+def test_the_models_plot_is_legible(drawn: Callable[..., Drawn]) -> None:
+    """Every work of the command, the longest names and numbers among them; those that ran one way are left out."""
+    rows = []
+    for number, work in enumerate(work for work in models.WORKS if work.what != "error"):
+        ms, again = 3.0**number % 20000 + 0.5, {"again_ms": 600.0} if work.what == "prefill" else {}
+        rows.append(asdict(work) | {"ms": ms, "peak_gib": 1.5 * 1.2**number % 70 + 0.4} | again)
+    pairs = [(own, ours) for own, ours in models.side_by_side(rows).values() if own and ours]
+    assert 5 < len(pairs) < len(rows) / 2
+    plot = drawn(models.draw, rows, "two layers of transformers' models on NVIDIA H200, 2026-11-29")
+    plot.require_legible()
+    begin = plot.panels[1].get_xlim()[0]
+    plot.require_bars(1, begin, [own["peak_gib"] for own, _ in pairs] + [ours["peak_gib"] for _, ours in pairs])
+    shares = {f" {report.in_digits(b['peak_gib'])} ({a['peak_gib'] / b['peak_gib']:.1f}x)" for a, b in pairs}
+    assert shares | {"second prefill in chunks of 1024\n64 heads, 131072 tokens", " 600"} <= {
+        text for text, _ in plot.texts
+    }
 
 
 @pytest.mark.parametrize(("operator", "best"), [("topk", 0.9), ("sparse_mla_fwd", 1.04)])

@@ -69,10 +69,12 @@ offer() {
         "$1" -m pip install --quiet --retries 1 --timeout 30 --only-binary=:all: "$3" >/dev/null 2>&1
 }
 
-# torch is an extra witness for the tests, which skip what needs it. Only a CPU build is ever asked for: the "+cpu"
-# version exists nowhere but where pip has been pointed at CPU builds, so several GB of CUDA packages cannot come along.
-offer_cpu_torch() {
+# torch is an extra witness for the tests, which skip what needs it. Unless they may not, only a CPU build is asked for:
+# the "+cpu" version exists nowhere but where pip has been pointed at CPU builds, so several GB of CUDA packages cannot
+# come along.
+offer_torch() {
     offer "$1" torch "torch==2.13.0+cpu" ||
+        { [ "${TEST_REQUIRES:-}" = all ] && offer "$1" torch "torch==2.13.0"; } ||
         say "no CPU build of torch to be had here: the tests that use it will be skipped"
 }
 
@@ -106,7 +108,7 @@ make_environment() {
     "$python" -m pip install $quiet --disable-pip-version-check --editable "$ROOT[$extras]" >&2 ||
         die "installing cupymla[$extras] failed; pip's message is above"
     case $extras in *dev*)
-        offer_cpu_torch "$python"
+        offer_torch "$python"
         offer_compiler "$python"
         ;;
     esac

@@ -106,15 +106,21 @@ def _replaced(model: Any, kind: type) -> type:
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(
-    "padding, sizes",
-    [(slice(0, 0), [9, 9]), (slice(0, 5), [8, 9]), (slice(TOKENS - 5, None), [0, 9])],
-    ids=["none", "left", "right"],
+    "padding, topk, sizes",
+    [
+        (slice(0, 0), 8, [9, 9]),
+        (slice(0, 5), 8, [8, 9]),
+        (slice(TOKENS - 5, None), 8, [0, 9]),
+        (slice(0, 5), 32, [16, 21]),
+        (slice(TOKENS - 5, None), 32, [0, 21]),
+    ],
+    ids=["none", "left", "right", "all left", "all right"],
 )
 def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
-    padding: slice, sizes: list[int], static: bool
+    padding: slice, topk: int, sizes: list[int], static: bool
 ) -> None:
     """In chunks of 8, 8 and then 1 token; `sizes`: what both sequences select for the token at 20."""
-    model = model_of("glm5_next_text", topk=8, index_kpool=4)
+    model = model_of("glm5_next_text", topk=topk, index_kpool=4)
     own = model.layers[1].self_attn.indexer
     mine = copy.deepcopy(own)
     mine.__class__ = _replaced(model, type(own))
@@ -172,9 +178,10 @@ def test_packed_sequences(family: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled() -> None:
+@pytest.mark.parametrize("topk", [6, TOKENS], ids=["selection", "all"])
+def test_compiled(topk: int) -> None:
     """`torch.compile` gives the logits and gradients of the model that is not compiled."""
-    model, ids = model_of("glm_moe_dsa", topk=6), tokens()
+    model, ids = model_of("glm_moe_dsa", topk=topk), tokens()
     dsa.enable(model)
     found = []
     for call in (model, torch.compile(model, backend="aot_eager")):

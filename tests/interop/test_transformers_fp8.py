@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers_kit import FORWARD, HERE, TOKENS, model_of, states, tokens  # noqa: E402
+from transformers_kit import FORWARD, HERE, TOKENS, in_parts, model_of, states, tokens  # noqa: E402
 
 from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import torch as mla  # noqa: E402
@@ -43,20 +42,6 @@ class Rounded(transformers.DynamicCache):  # type: ignore[misc, name-defined]
         if rows.shape[-1] == 576:  # not of a layer with a sliding window
             key_states, value_states = rounded(rows).split((key_states.shape[-1], value_states.shape[-1]), -1)
         return super().update(key_states, value_states, *args, **kwargs)
-
-
-def in_parts(model: Any, ids: Any, cache: Any, **options: Any) -> Any:
-    """Logits of chunks of 9 and 6 tokens, then of one at a time."""
-    bounds = [0, 9, 15, *range(16, ids.shape[1] + 1)]
-    padding = options.pop("attention_mask", None)
-    found = []
-    with torch.no_grad():
-        for start, end in itertools.pairwise(bounds):
-            if padding is not None:
-                options["attention_mask"] = padding[:, :end]
-                options["position_ids"] = (padding.cumsum(-1) - 1).clamp(min=0)[:, start:end]
-            found.append(states(model, ids[:, start:end], **{FORWARD: cache, "use_cache": True}, **options))
-    return torch.cat(found, 1)
 
 
 @pytest.mark.parametrize("family", ROTATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -102,3 +103,17 @@ def states(model: Any, ids: Any, **options: Any) -> Any:
     """Logits, or the hidden states of a model without a head."""
     found = model(ids, **{"use_cache": False} | options)
     return found.logits if hasattr(found, "logits") else found.last_hidden_state
+
+
+def in_parts(model: Any, ids: Any, cache: Any, **options: Any) -> Any:
+    """Logits of chunks of 9 and 6 tokens, then of one at a time."""
+    bounds = [0, 9, 15, *range(16, ids.shape[1] + 1)]
+    padding = options.pop("attention_mask", None)
+    found = []
+    with torch.no_grad():
+        for start, end in itertools.pairwise(bounds):
+            if padding is not None:
+                options["attention_mask"] = padding[:, :end]
+                options["position_ids"] = (padding.cumsum(-1) - 1).clamp(min=0)[:, start:end]
+            found.append(states(model, ids[:, start:end], **{FORWARD: cache, "use_cache": True}, **options))
+    return torch.cat(found, 1)

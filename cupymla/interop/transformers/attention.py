@@ -8,6 +8,7 @@ registered with transformers; `enable` names it in the model's configuration.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ import torch
 from ...errors import UnsupportedError
 from .. import torch as mla
 from . import fp8, pools
-from .cache import MARK, joined, roomy_class, static_class, whole
+from .cache import MARK, fits, joined, roomy_class, static_class, whole
 from .families import FP8, Family
-from .masks import dense_mask
+from .masks import dense_mask, visible_keys
 from .products import by_heads
 
 DECODE_QUERIES = 8
@@ -135,7 +136,7 @@ def indexer_class(base: type, family: Family) -> type:
             self,
             family,
             hidden_states,
-            _heads(self, q_resid),
+            lambda: _heads(self, q_resid),
             position_embeddings,
             attention_mask,
             past_key_values if cache is None else cache,
@@ -149,15 +150,17 @@ def indexer_class(base: type, family: Family) -> type:
         position_ids: Any = None,
         cache: Any = None,
     ) -> Any:
-        queries = _heads(self, self.q_input_norm(hidden_states))
-        queries = self.softmax_scaling(queries, position_ids, head_dim_first=False)
+        def queries() -> Any:
+            heads = _heads(self, self.q_input_norm(hidden_states))
+            return self.softmax_scaling(heads, position_ids, head_dim_first=False)
+
         return _selection(self, family, hidden_states, queries, position_embeddings, attention_mask, cache)
 
     def of_pools(
         self: Any, hidden_states: Any, q_resid: Any, attention_mask: Any, cache: Any = None, past_key_values: Any = None
     ) -> Any:
         cache = past_key_values if cache is None else cache
-        indices, count = pools.selection(self, hidden_states, _heads(self, q_resid), attention_mask, cache)
+        indices, count = pools.selection(self, hidden_states, lambda: _heads(self, q_resid), attention_mask, cache)
         setattr(indices, _COUNT, count)
         return indices
 
@@ -189,25 +192,42 @@ def _rotated(x: Any, count: int, tables: Any, family: Family) -> Any:
 
 
 def _selection(
-    indexer: Any, family: Family, hidden: Any, queries: Any, position_embeddings: Any, ranges: Any, cache: Any
+    indexer: Any,
+    family: Family,
+    hidden: Any,
+    make_queries: Callable[[], Any],
+    position_embeddings: Any,
+    ranges: Any,
+    cache: Any,
 ) -> Any:
-    """The ids [B, S, topk] int32 of the keys that each query selects, ascending, -1 behind them."""
+    """The ids [B, S, topk] int32 of the keys that each query selects, ascending, -1 behind them.
+
+    [B, S, 0] where each selects all that it sees, which no score has to tell.
+    """
     if ranges is None or ranges.dtype != torch.int32:
         raise UnsupportedError(
             "a mask of one's own",
             str(hidden.device),
             "causal attention with a padding mask [batch, length]",
         )
+    every = fits(indexer.index_topk, cache, indexer.layer_idx, hidden.shape[1])
+    if every and cache is None:
+        return ranges[..., :0]
     norm = indexer.k_norm
     keys = norm(indexer.wk(hidden).to(norm.weight.dtype)).to(hidden.dtype)[:, :, None]
+    queries: Any = None if every else make_queries()
     if getattr(indexer, "use_rope", True):
         # Queries and keys at once: a step of decoding costs what its launches cost the host.
-        both = _rotated(torch.cat((queries, keys), 2), indexer.qk_rope_head_dim, position_embeddings, family)
+        both = keys if queries is None else torch.cat((queries, keys), 2)
+        both = _rotated(both, indexer.qk_rope_head_dim, position_embeddings, family)
         queries, keys = both[:, :, :-1], both[:, :, -1:]
-    queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype).squeeze(2)
-    scales: dict[str, Any] = {}
+    keys = keys.to(hidden.dtype).squeeze(2)
     if cache is not None:
         keys = whole(cache.update_indexer(keys, indexer.layer_idx))
+    if every:  # keys are written all the same: the context may grow
+        return ranges[..., :0]
+    queries = queries.to(hidden.dtype)
+    scales: dict[str, Any] = {}
     if keys.dtype == torch.uint8:
         keys, scales["k_scale"] = fp8.index_parts(keys)
         queries, q_scale = mla.quantize_fp8(queries)
@@ -248,11 +268,11 @@ def attention(
         query: [B, H, S, qk_nope_head_dim + qk_rope_head_dim], bf16 or fp16.
         key: [B, 1, L, 512 or 576], the latent rows, as `expand_kv` leaves them; [B, 1, L, 656] uint8 of an fp8 cache.
         value: not read.
-        attention_mask: read by layers without a selection only.
+        attention_mask: ranges of keys, read where no `indices` name them.
         scaling: of the scores.
         dropout: 0; a model that drops attention weights in training is refused.
-        indices: [B, S, topk] int32, -1 behind the last one; None for a layer without a selection, which then runs as
-            transformers' SDPA.
+        indices: [B, S, topk] int32, -1 behind the last one; [B, S, 0] for all keys that are visible; None for a layer
+            without a selection, which then runs as transformers' SDPA.
         **options: of transformers, not read here.
 
     Returns:
@@ -293,26 +313,31 @@ def attention(
     absorbed = by_heads(query.transpose(1, 2).reshape(batch * queries, heads, -1), expand_k)
     absorbed = absorbed.view(batch, queries, heads, -1)
     rows, sink = whole(key[:, 0]), getattr(module, "sinks", None)
-    given = {
-        "sm_scale": scaling,
-        "topk_length": _count(indices),
-        "attn_sink": None if sink is None else sink.float(),
-    }
     differentiated = torch.is_grad_enabled() and any(
         array is not None and array.requires_grad for array in (absorbed, rows, sink)
     )
     cache_format: Any = {torch.bfloat16: "bf16", torch.uint8: fp8.FORMAT}.get(rows.dtype)
-    if queries <= DECODE_QUERIES and not differentiated and cache_format is not None:
-        # The rows of all sequences are one cache of blocks of one key.
-        slots = indices
-        if batch > 1:
-            room = rows.shape[1]
+    decodes = queries <= DECODE_QUERIES and not differentiated and cache_format is not None
+    # Then the rows of all sequences are one cache of blocks of one key.
+    room = rows.shape[1]
+    apart = room if decodes and batch > 1 else 0
+    if indices.shape[-1]:
+        count = _count(indices)
+        if apart:
             first = torch.arange(0, batch * room, room, device=rows.device, dtype=torch.int32)
             slots = indices + first[:, None, None]
-            if pooled:  # else what names no key does not count, and may name anything
-                slots = torch.where(indices < 0, -1, slots)
+            # What names no key must not count, else may name anything.
+            indices = torch.where(indices < 0, -1, slots) if pooled else slots
+    else:
+        indices, count = visible_keys(attention_mask, min(module.config.index_topk, room), apart)
+    given = {
+        "sm_scale": scaling,
+        "topk_length": count,
+        "attn_sink": None if sink is None else sink.float(),
+    }
+    if decodes:
         cache = rows.reshape(-1, 1, rows.shape[-1])
-        out, _ = mla.sparse_mla_decode(absorbed, cache, slots, cache_format=cache_format, **given)
+        out, _ = mla.sparse_mla_decode(absorbed, cache, indices, cache_format=cache_format, **given)
     else:
         if rows.dtype == torch.uint8:
             rows = fp8.latents(rows, key.shape[2]).to(query.dtype)

@@ -37,6 +37,20 @@ def whole(rows: Any) -> Any:
     return rows.as_strided((batch, outer // width, width), (outer, width, 1)) if batch * outer <= held else rows
 
 
+def fits(topk: int, cache: Any, layer_idx: int, fresh: int) -> bool:
+    """Whether a layer has at most `topk` index keys with `fresh` more, as far as the host knows without waiting."""
+    if cache is None:
+        return fresh <= topk
+    layer = cache.layers[layer_idx]
+    most = getattr(layer, "max_cache_len", None)  # of a static layer, whose length the device alone knows
+    if most is None:
+        most = fresh
+        if layer.is_indexer_initialized:
+            held = getattr(layer, "_index_length", None)  # of fp8 blocks, which have room behind it
+            most += layer.indexer_keys.shape[1] if held is None else held
+    return bool(most <= topk)
+
+
 def joined(first: Any, last: Any) -> Any:
     """Two parts of rows as one array: a view where they lie side by side, as a layer with room returns them."""
     width = first.shape[-1] + last.shape[-1]

@@ -8,6 +8,9 @@ import torch
 
 from ...errors import UnsupportedError
 
+_VISIBLE = "_cupymla_visible"
+"""Attribute of ranges: what `visible_keys` made of them, behind what it was made for."""
+
 
 def key_ranges(
     batch_size: int,
@@ -66,6 +69,29 @@ def key_ranges(
         first = torch.where(sequences != before, positions, 0).cummax(-1).values
         starts.copy_(torch.maximum(starts, first))
     return both[:, None]
+
+
+def visible_keys(ranges: Any, width: int, apart: int = 0) -> tuple[Any, Any]:
+    """All keys that queries see, ids [B, S, width] int32 ascending, and how many of each row count, [B, S] int32.
+
+    ranges [B, 1, S, 2] see at most `width` keys; those of the next sequence lie `apart` keys behind. All layers of a
+    forward pass have the same ranges, which keep what was made first.
+    """
+    # A compiler finds what is made twice. A CUDA graph must not read what was made outside of it.
+    kept = not (torch.compiler.is_compiling() or (ranges.is_cuda and torch.cuda.is_current_stream_capturing()))
+    key = width, apart, 0 if ranges.is_inference() else ranges._version
+    if kept and getattr(ranges, _VISIBLE, (None,))[0] == key:
+        _, ids, count = getattr(ranges, _VISIBLE)
+        return ids, count
+    starts, ends = ranges[:, 0].unbind(-1)
+    count = (ends - starts).clamp_(min=0)
+    if apart:
+        batch = len(ranges)
+        starts = starts + torch.arange(0, batch * apart, apart, device=ranges.device, dtype=torch.int32)[:, None]
+    ids = starts[..., None] + torch.arange(width, device=ranges.device, dtype=torch.int32)
+    if kept:
+        setattr(ranges, _VISIBLE, (key, ids, count))
+    return ids, count
 
 
 def _empty_ranges(batch: int, queries: int, device: Any) -> tuple[Any, Any, Any]:

@@ -8,6 +8,7 @@ Source: transformers 5.24, models/glm5_next/modeling_glm5_next.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ import torch
 from .. import torch as mla
 
 
-def selection(indexer: Any, hidden: Any, queries: Any, kept: Any, cache: Any) -> tuple[Any, Any]:
+def selection(indexer: Any, hidden: Any, make_queries: Callable[[], Any], kept: Any, cache: Any) -> tuple[Any, Any]:
     """The keys that each query selects, and how many entries of its row may name one.
 
-    hidden [B, S, hidden_size]; queries [B, S, H, D]; kept [B, S] bool, False where a token is padding, which selects
-    nothing. Ids are [B, S, K] int32, -1 where there is none: first the tail of fewer keys than a pool, then pools.
+    hidden [B, S, hidden_size]; make_queries gives [B, S, H, D]; kept [B, S] bool, False where a token is padding, which
+    selects nothing. Ids are [B, S, K] int32, -1 where there is none: first the tail of fewer keys than a pool, then
+    pools.
     """
     batch, length, _ = hidden.shape
     states = torch.cat(
@@ -38,13 +40,19 @@ def selection(indexer: Any, hidden: Any, queries: Any, kept: Any, cache: Any) ->
     first = torch.where(valid.any(-1), valid.int().argmax(-1), valid.shape[1])[:, None]
     places = torch.arange(length, device=hidden.device) + (current - length)
     size = indexer.index_kpool
-    keys = _pooled(indexer, states, first)
-    weights = indexer.weights_proj(hidden.to(indexer.weights_proj.weight.dtype)).float()
-    many = min(indexer.index_topk // size, keys.shape[1])
-    ids, count = hidden.new_empty(batch, length, 0, dtype=torch.int32), kept.new_zeros(batch, length, dtype=torch.int32)
-    if many:
-        ends = ((places + 1 - first) // size).clamp(min=0).int()
-        ids, count = mla.indexer_topk(queries, keys, weights, many, starts=torch.zeros_like(ends), ends=ends)
+    ends = ((places + 1 - first) // size).clamp(min=0).int()
+    at, full = _pools(valid, first, size)
+    pools = full.shape[1]
+    many = min(indexer.index_topk // size, pools)
+    if selects_all(indexer, pools):
+        ids, count = torch.arange(pools, device=hidden.device, dtype=torch.int32), ends
+        ids = torch.where(full[:, None] & (ids < ends[..., None]), ids, -1)
+    elif many:
+        keys = torch.where(full[..., None], _pooled(indexer, states, at), float("nan"))
+        weights = indexer.weights_proj(hidden.to(indexer.weights_proj.weight.dtype)).float()
+        ids, count = mla.indexer_topk(make_queries(), keys, weights, many, starts=torch.zeros_like(ends), ends=ends)
+    else:
+        ids, count = ends.new_empty(batch, length, 0), torch.zeros_like(ends)
     inside = torch.arange(size, device=ids.device, dtype=torch.int32)
     selected = ids[..., None] * size + inside + first.int()[:, :, None, None]
     selected = torch.where(ids[..., None] < 0, -1, selected).flatten(-2)
@@ -55,17 +63,27 @@ def selection(indexer: Any, hidden: Any, queries: Any, kept: Any, cache: Any) ->
     return torch.where(kept[..., None], selected, -1), count
 
 
-def _pooled(indexer: Any, states: Any, first: Any) -> Any:
-    """Keys [B, P, D] of all pools that could be full; NaN, which is never selected, of those that are not."""
-    size, length, width = indexer.index_kpool, states.shape[1], indexer.head_dim
+def selects_all(indexer: Any, pools: int) -> bool:
+    """Whether no score has to tell which pools are selected."""
+    return bool(pools <= indexer.index_topk // indexer.index_kpool)
+
+
+def _pools(valid: Any, first: Any, size: int) -> tuple[Any, Any]:
+    """Of pools that could be full: where their keys are, [B, P * size], and which are full, [B, P]."""
+    length = valid.shape[1]
     pools = length // size
-    places = first + torch.arange(pools * size, device=states.device)
-    inside = places < length
-    grouped = states.gather(1, places.clamp(max=length - 1)[..., None].expand(-1, -1, states.shape[-1]))
-    keys, gates, valid = grouped.unflatten(1, (pools, size)).split((width, width, 1), -1)
+    places = first + torch.arange(pools * size, device=valid.device)
+    at = places.clamp(max=length - 1)
+    return at, (valid.gather(1, at) & (places < length)).unflatten(1, (pools, size)).all(-1)
+
+
+def _pooled(indexer: Any, states: Any, at: Any) -> Any:
+    """The keys [B, P, D] of pools."""
+    width = indexer.head_dim
+    grouped = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1])).unflatten(1, (-1, indexer.index_kpool))
+    keys, gates, _ = grouped.split((width, width, 1), -1)
     shares = (gates.float() + indexer.index_kpool_compress_ape.float()).softmax(2).to(keys.dtype)
-    full = (valid[..., 0].bool() & inside.unflatten(1, (pools, size))).all(-1)
-    return torch.where(full[..., None], (shares * keys).sum(2), float("nan"))
+    return (shares * keys).sum(2)
 
 
 def _tails(valid: Any, first: Any, places: Any, size: int) -> Any:
