@@ -50,8 +50,8 @@ MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
 _TILE = 64  # entries of a block
 
 # Microseconds of a call with cold L2 and instruction caches, as a model's step finds them, by CTAs of so many heads:
-# until a CTA's first block and behind its last one, and of a block of rows that are converted or copied. Fitted to times
-# of divisions on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30).
+# until a CTA's first block and behind its last one, and of a block of rows that are converted or copied. Fitted to
+# times of divisions on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30).
 _START_US = {16: 3.9, 32: 7.1, 64: 10.7}
 _BLOCK_US = {
     True: {16: 2.3, 32: 1.5, 64: 1.8},
