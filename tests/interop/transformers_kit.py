@@ -113,6 +113,13 @@ def off(found: Any, right: Any) -> float:
     return float((found - right).norm() / right.norm())
 
 
+def few_as_one(gradients: dict[str, Any]) -> dict[str, Any]:
+    """In float32, and those of fewer than 32 numbers as one: each may be lucky in bfloat16 of either side."""
+    few = [gradient.float().flatten() for gradient in gradients.values() if gradient.numel() < 32]
+    many = {name: gradient.float() for name, gradient in gradients.items() if gradient.numel() >= 32}
+    return many | ({"few": torch.cat(few)} if few else {})
+
+
 def masked(kept: Any) -> dict[str, Any]:
     """A padding mask, and positions that count what it leaves."""
     return {"attention_mask": kept, "position_ids": (kept.cumsum(-1) - 1).clamp(min=0)}
@@ -143,7 +150,7 @@ def rounded(rows: Any) -> Any:
     return mla.gather_mla_cache(cache, slots, cache_format="v32_fp8").to(rows.dtype).view(rows.shape)
 
 
-class Rounded(transformers.DynamicCache):  # type: ignore[misc, name-defined]
+class Rounded(transformers.DynamicCache):  # type: ignore[misc]
     """A cache of latent rows that are rounded to what fp8 rows hold, in the model's dtype."""
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
