@@ -42,6 +42,7 @@ class Work:
         attention: "cupymla"; transformers' own, "sdpa" or "eager"; or "none", zeros in its place.
         family: the model's type.
         cache: "fp8", or nothing: the model's dtype.
+        index_heads: of the indexer.
     """
 
     what: str
@@ -51,11 +52,17 @@ class Work:
     attention: str = "cupymla"
     family: str = "glm_moe_dsa"
     cache: str = ""
+    index_heads: int = 32
 
     @property
     def name(self) -> str:
         """As `--only` finds it."""
-        return f"{self.family}_{self.what}_h{self.heads}_t{self.tokens}_b{self.batch}_{self.attention}{self.cache}"
+        heads = f"h{self.heads}" if self.index_heads == 32 else f"h{self.heads}x{self.index_heads}"
+        return f"{self.family}_{self.what}_{heads}_t{self.tokens}_b{self.batch}_{self.attention}{self.cache}"
+
+
+FAMILIES = ("glm_moe_dsa", "deepseek_v32", "hy_v4", "mistral_large4", "dots3_note_text", "glm5_next")
+"""transformers 5.17 lacks `mistral_large4` and `dots3_note`."""
 
 
 def _beside(what: str, heads: int, tokens: int, batch: int = 1, own: str = "sdpa") -> tuple[Work, Work]:
@@ -85,12 +92,8 @@ WORKS: tuple[Work, ...] = (
     Work("graph", 64, 131072),
     Work("graph", 64, 131072, cache="fp8"),
     Work("module", 64, 131072),
-    Work("error", 32, 1024),
-    Work("error", 32, 1024, family="deepseek_v32"),
-    Work("error", 32, 1024, family="hy_v4"),
-    Work("error", 32, 1024, family="mistral_large4_text"),
-    Work("error", 32, 1024, family="dots3_note_text"),
-    Work("error", 32, 1024, family="glm5_next_text"),
+    *(Work("error", 32, 1024, family=family) for family in FAMILIES),
+    *(Work("error", 64, 1024, family=f, index_heads=n) for f, n in zip(FAMILIES, 3 * (16, 64), strict=True)),
 )
 
 ERROR_TOPK = 512
@@ -101,32 +104,48 @@ ERROR_SEQUENCES = 4
 OUT_OF_MEMORY = "out of memory"
 """Why a row has no times that is a result itself."""
 
-STATES = "states"
+LOGITS = "logits"
 """Among the names of gradients."""
 
 INDEXED = "indexed_attention"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "mistral_large4_text": {
+    "mistral_large4": {
         "num_hidden_layers": 3,
         "kv_source_layers": [0, 1, 1],
         "no_rope_layers": [0, 1, 1],
         "indexer_types": ["full", "full", "shared"],
     },
     "dots3_note_text": {"layer_types": [INDEXED] * LAYERS},
-    "glm5_next_text": {"layer_types": [INDEXED] * LAYERS, "indexer_types": ["full", "shared"], "qk_rope_head_dim": 0},
+    "glm5_next": {"layer_types": [INDEXED] * LAYERS, "indexer_types": ["full", "shared"], "qk_rope_head_dim": 0},
 }
-"""What a family wants beside what all have. transformers has these from 5.24 on."""
+"""What a family wants beside what all have."""
+
+_SMALL = {"hidden_size": 64, "intermediate_size": 64}
+EYES: dict[str, dict[str, Any]] = {
+    "mistral_large4": {
+        "model_type": "pixtral",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 32,
+        **_SMALL,
+    },
+    "glm5_next": {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "projection_intermediate_size": 64, **_SMALL},
+}
+"""Families whose models have a head only together with a model of images: a small one of those, which nothing runs."""
 
 
-def model_of(work: Work, hidden: int, dtype: Any) -> Any:
-    """The work's model on the GPU: the same weights for every attention."""
+def model_of(work: Work, hidden: int, dtype: Any, device: str = "cuda", **own: Any) -> Any:
+    """The work's model: the same weights for every attention. `own`: options that its configuration gets besides."""
     import torch
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     from cupymla.interop import transformers as dsa
 
-    own = {"cupymla": "eager", "none": "sdpa"}.get(work.attention, work.attention)
+    implementation = {"cupymla": "eager", "none": "sdpa"}.get(work.attention, work.attention)
     options = {"num_hidden_layers": LAYERS, "qk_rope_head_dim": 64} | OPTIONS.get(work.family, {})
+    if "layer_types" in options and transformers.__version__ < "5.18":
+        options["layer_types"] = ["deepseek_sparse_attention"] * LAYERS  # its word for INDEXED
     attention = {
         "hidden_size": hidden,
         "num_attention_heads": work.heads,
@@ -136,23 +155,28 @@ def model_of(work: Work, hidden: int, dtype: Any) -> Any:
         "qk_nope_head_dim": 128,
         "v_head_dim": 128,
         "index_topk": ERROR_TOPK if work.what == "error" else 2048,
-        "index_n_heads": 32,
+        "index_n_heads": work.index_heads,
         "index_head_dim": 128,
     }
+    always = {
+        "intermediate_size": hidden,
+        "vocab_size": VOCABULARY,
+        "mlp_layer_types": ["dense"] * options["num_hidden_layers"],
+        "first_k_dense_replace": options["num_hidden_layers"],
+        "max_position_embeddings": 200_000,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    kind, eyes = AutoModelForCausalLM, EYES.get(work.family)
     config = AutoConfig.for_model(
-        work.family,
-        **({} if work.what == "module" else attention),
-        intermediate_size=hidden,
-        vocab_size=VOCABULARY,
-        mlp_layer_types=["dense"] * options["num_hidden_layers"],
-        first_k_dense_replace=options["num_hidden_layers"],
-        max_position_embeddings=200_000,
-        pad_token_id=0,
-        **options,
+        work.family if eyes is None else f"{work.family}_text",
+        **{**({} if work.what == "module" else attention), **always, **options, **own},
     )
+    if eyes is not None:
+        kind = AutoModelForImageTextToText
+        config = AutoConfig.for_model(work.family, text_config=config, vision_config=eyes)
     torch.manual_seed(0)
-    kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
-    model = kind.from_config(config, attn_implementation=own).to("cuda", dtype)
+    model = kind.from_config(config, attn_implementation=implementation).to(device, dtype)
     if work.attention == "cupymla":
         dsa.enable(model, cache="fp8" if work.cache else None)
     if work.attention == "none":
@@ -289,47 +313,49 @@ def prefills(model: Any, work: Work) -> dict[str, Any]:
 
 
 def errors(work: Work) -> dict[str, Any]:
-    """Errors of the model's own bfloat16 and of ours, of float32: logits, and the gradient with the largest ratio.
-
-    Each is relative, and the root mean square of several sequences: a gradient of one number can be right by chance.
-    """
+    """Errors of the model's own bfloat16 and of ours, of float32: logits, and the gradient with the largest ratio."""
     import torch
 
     sequences = [_tokens(work, work.tokens) for _ in range(ERROR_SEQUENCES)]
     exact, own, ours = (
-        _states_and_gradients(model_of(replace(work, attention=attention), 1024, torch.bfloat16).to(dtype), sequences)
-        for attention, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16))
+        logits_and_gradients(model_of(replace(work, attention=kind), 1024, torch.bfloat16).to(dtype), sequences)
+        for kind, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16))
     )
-
-    def off(found: list[dict[str, Any]], name: str) -> float:
-        pairs = [(got[name], right[name]) for got, right in zip(found, exact, strict=True)]
-        return math.sqrt(statistics.fmean(float((a - b).norm() / b.norm()) ** 2 for a, b in pairs))
-
-    names = [name for name, gradient in exact[0].items() if name != STATES and float(gradient.norm()) > 0]
-    ratios = {name: off(ours, name) / max(off(own, name), 1e-12) for name in names}
+    off = {name: (rms_error(own, exact, name), rms_error(ours, exact, name)) for name in compared(exact)}
+    logits_own, logits_ours = off.pop(LOGITS)
+    ratios = {name: ours / max(own, 1e-12) for name, (own, ours) in off.items()}
     worst = max(ratios, key=lambda name: ratios[name])
     return {
-        "logits_own": off(own, STATES),
-        "logits_ours": off(ours, STATES),
+        "logits_own": logits_own,
+        "logits_ours": logits_ours,
         "gradient_ratio": ratios[worst],
         "gradient": worst,
         "gradient_ratio_median": statistics.median(ratios.values()),
     }
 
 
-def _states_and_gradients(model: Any, sequences: Sequence[Any]) -> list[dict[str, Any]]:
-    """Of each sequence logits, or the hidden states of a model without a head, as STATES; and gradients by name."""
+def compared(exact: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of logits and gradients that an error is relative to: those that are not zero."""
+    return [name for name, right in exact[0].items() if float(right.norm()) > 0]
+
+
+def rms_error(found: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The root mean square of several sequences' relative errors: a gradient of one number can be right by chance."""
+    pairs = [(got[name], right[name]) for got, right in zip(found, exact, strict=True)]
+    return math.sqrt(statistics.fmean(float((a - b).norm() / b.norm()) ** 2 for a, b in pairs))
+
+
+def logits_and_gradients(model: Any, sequences: Iterable[Any]) -> list[dict[str, Any]]:
+    """Of each sequence [1, tokens] the logits, as LOGITS, and the gradients by parameter, in float32."""
     import torch
 
     found = []
     for ids in sequences:
         model.zero_grad()
-        result = model(ids, use_cache=False)
-        states = getattr(result, "logits", None)
-        states = (result.last_hidden_state if states is None else states).float()
-        torch.nn.functional.cross_entropy(states[0, :-1], ids[0, 1:] % states.shape[-1]).backward()
+        logits = model(ids, use_cache=False).logits.float()
+        torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
         gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-        found.append({STATES: states.detach(), **gradients})
+        found.append({LOGITS: logits.detach(), **gradients})
     return found
 
 

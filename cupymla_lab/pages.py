@@ -284,6 +284,8 @@ def model_errors() -> str:
     cells = [
         [
             f"`{row['family']}`",
+            str(row["heads"]),
+            str(row.get("index_heads", 32)),
             f"{row['logits_own']:.2%}",
             f"{row['logits_ours']:.2%}",
             f"{row['gradient_ratio_median']:.2f}",
@@ -293,7 +295,8 @@ def model_errors() -> str:
         for row in rows
     ]
     heading = f"{content['gpu']}, {_runs({**content, 'rows': rows})}; errors relative to float32."
-    columns = ["family", "logits, its own", "with cupymla", "gradients, median ratio", "largest", "of"]
+    errors = ["logits, its own", "with cupymla", "gradients, median ratio", "largest", "of"]
+    columns = ["family", "heads", "index heads", *errors]
     return report.marked_table("model_errors", heading, columns, cells)
 
 

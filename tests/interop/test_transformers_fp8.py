@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers_kit import FORWARD, HERE, TOKENS, in_parts, model_of, states, tokens  # noqa: E402
+from transformers_kit import FORWARD, HERE, TOKENS, Rounded, in_parts, model_of, rounded, states, tokens  # noqa: E402
 
 from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import torch as mla  # noqa: E402
@@ -23,25 +23,6 @@ ROTATED = [family for family in HERE if family != "glm5_next_text"]
 
 ALL_ROTATED: dict[str, Any] = {"mistral_large4_text": {"no_rope_layers": [1, 1, 1]}}
 """Options of families that have layers without RoPE."""
-
-
-def rounded(rows: Any) -> Any:
-    """Rows [..., 576] as fp8 rows hold them, in their dtype."""
-    flat = rows.reshape(-1, 576)
-    cache, slots = torch.zeros(1, len(flat), 656, dtype=torch.uint8), torch.arange(len(flat))
-    latents, rotated = flat.split((512, 64), -1)
-    mla.concat_and_cache_mla(latents, rotated, cache, slots, cache_format="v32_fp8", scale_rule="pow2")
-    return mla.gather_mla_cache(cache, slots, cache_format="v32_fp8").to(rows.dtype).view(rows.shape)
-
-
-class Rounded(transformers.DynamicCache):  # type: ignore[misc, name-defined]
-    """A cache of latent rows that are rounded to what fp8 rows hold, in the model's dtype."""
-
-    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = torch.cat((key_states, value_states), -1)  # before 5.24 the keys alone are the rows
-        if rows.shape[-1] == 576:  # not of a layer with a sliding window
-            key_states, value_states = rounded(rows).split((key_states.shape[-1], value_states.shape[-1]), -1)
-        return super().update(key_states, value_states, *args, **kwargs)
 
 
 @pytest.mark.parametrize("family", ROTATED)

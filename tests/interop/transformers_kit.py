@@ -1,12 +1,15 @@
-"""Small models of transformers' DSA families, on a CPU."""
+"""Small models of transformers' DSA families, on a CPU; and what models of any size are checked with."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
+
+from cupymla.interop import torch as mla
 
 VOCABULARY, TOKENS = 97, 24
 
@@ -105,15 +108,65 @@ def states(model: Any, ids: Any, **options: Any) -> Any:
     return found.logits if hasattr(found, "logits") else found.last_hidden_state
 
 
-def in_parts(model: Any, ids: Any, cache: Any, **options: Any) -> Any:
-    """Logits of chunks of 9 and 6 tokens, then of one at a time."""
-    bounds = [0, 9, 15, *range(16, ids.shape[1] + 1)]
+def off(found: Any, right: Any) -> float:
+    """The relative error of the whole."""
+    return float((found - right).norm() / right.norm())
+
+
+def few_as_one(gradients: dict[str, Any]) -> dict[str, Any]:
+    """In float32, and those of fewer than 32 numbers as one: each may be lucky in bfloat16 of either side."""
+    few = [gradient.float().flatten() for gradient in gradients.values() if gradient.numel() < 32]
+    many = {name: gradient.float() for name, gradient in gradients.items() if gradient.numel() >= 32}
+    return many | ({"few": torch.cat(few)} if few else {})
+
+
+def masked(kept: Any) -> dict[str, Any]:
+    """A padding mask, and positions that count what it leaves."""
+    return {"attention_mask": kept, "position_ids": (kept.cumsum(-1) - 1).clamp(min=0)}
+
+
+def in_parts(model: Any, ids: Any, cache: Any, sizes: Sequence[int] = (9, 6), **options: Any) -> Any:
+    """Logits of chunks of so many tokens, then of one at a time; an `attention_mask` is one of padding."""
+    bounds = [0, *itertools.accumulate(sizes)]
+    bounds += range(bounds[-1] + 1, ids.shape[1] + 1)
     padding = options.pop("attention_mask", None)
     found = []
     with torch.no_grad():
         for start, end in itertools.pairwise(bounds):
             if padding is not None:
-                options["attention_mask"] = padding[:, :end]
-                options["position_ids"] = (padding.cumsum(-1) - 1).clamp(min=0)[:, start:end]
+                options |= masked(padding[:, :end])
+                options["position_ids"] = options["position_ids"][:, start:]
             found.append(states(model, ids[:, start:end], **{FORWARD: cache, "use_cache": True}, **options))
     return torch.cat(found, 1)
+
+
+def rounded(rows: Any) -> Any:
+    """Rows [..., 576] as fp8 rows hold them, in their dtype."""
+    flat = rows.reshape(-1, 576)
+    cache = torch.zeros(1, len(flat), 656, dtype=torch.uint8, device=rows.device)
+    slots = torch.arange(len(flat), device=rows.device)
+    latents, rotated = flat.split((512, 64), -1)
+    mla.concat_and_cache_mla(latents, rotated, cache, slots, cache_format="v32_fp8", scale_rule="pow2")
+    return mla.gather_mla_cache(cache, slots, cache_format="v32_fp8").to(rows.dtype).view(rows.shape)
+
+
+class Rounded(transformers.DynamicCache):  # type: ignore[misc]
+    """A cache of latent rows that are rounded to what fp8 rows hold, in the model's dtype."""
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = torch.cat((key_states, value_states), -1)  # before 5.24 the keys alone are the rows
+        if rows.shape[-1] == 576:  # not of a layer with a sliding window
+            key_states, value_states = rounded(rows).split((key_states.shape[-1], value_states.shape[-1]), -1)
+        return super().update(key_states, value_states, *args, **kwargs)
+
+
+def topk_of_rounded(queries: Any, keys: Any, weights: Any, topk: int, *, starts: Any, ends: Any) -> tuple[Any, Any]:
+    """`indexer_topk` on queries and keys as fp8 holds them, in float32 and with a score for every key."""
+    q, k = (codes.float() * scales for codes, scales in map(mla.quantize_fp8, (queries, keys)))
+    scores = torch.einsum("bshl,bsh->bsl", torch.einsum("bshd,bld->bshl", q, k).relu(), weights.float())
+    places = torch.arange(keys.shape[1], device=keys.device)
+    seen = (places >= starts[..., None]) & (places < ends[..., None])
+    # Stable, since of equal scores the smaller key is selected.
+    best = scores.masked_fill(~seen, -torch.inf).sort(descending=True, stable=True).indices[..., :topk]
+    ids = torch.where(seen.gather(-1, best), best, keys.shape[1]).sort().values
+    return torch.where(ids < keys.shape[1], ids, -1).int(), seen.sum(-1).clamp(max=topk).int()
