@@ -265,29 +265,54 @@ def scaling() -> None:
 
 
 def dsa_layer() -> None:
-    """Outputs and gradients of a DSA layer whose tokens, or attention heads, are spread over four devices."""
+    """Outputs and gradients of a DSA layer whose tokens, or tokens and attention heads, are spread over four devices;
+    with both it trains its indexer."""
     given = random_layer(16, heads=DEVICES, topk=5)
 
     def layer(params: Any, hidden: Any, angles: Any, **options: Any) -> Any:
-        return dsa.layer(params, hidden, angles, given.conventions, **options)[:2]
+        return dsa.layer(params, hidden, angles, given.conventions, **options)._replace(latents=None)
 
-    (out, indices), grads = gradients(given, layer)
-    rows, first, last = jax.P(None, "axis"), jax.P("axis"), jax.P(None, "axis")
+    (out, indices), grads = gradients(given, functools.partial(layer, loss_weight=0.5))
+    first, last = jax.P("heads"), jax.P(None, "heads")
     by_head = {"q_b_proj.weight": first, "kv_b_proj.weight": first, "sinks": first, "o_proj.weight": last}
-    for option, spec, inputs in (
-        ("context_axis", {name: jax.P() for name in given.params}, rows),
-        ("heads_axis", {name: by_head.get(name, jax.P()) for name in given.params}, jax.P()),
-    ):
-        mesh = jax.make_mesh((DEVICES,), ("axis",), axis_types=(jax.sharding.AxisType.Auto,))
-        body = functools.partial(layer, **{option: "axis"})
-        spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, inputs, inputs), out_specs=(inputs, inputs))
+    choices: tuple[tuple[dict[str, int], float | None], ...] = (
+        ({"context": DEVICES}, None),
+        ({"context": 2, "heads": DEVICES // 2}, 0.5),
+    )
+    for extents, loss_weight in choices:
+        axes = {f"{axis}_axis": axis for axis in extents}
+        mesh = jax.make_mesh((*extents.values(),), (*extents,), axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+        spec = {name: by_head.get(name, jax.P()) if "heads" in extents else jax.P() for name in given.params}
+        rows = jax.P(None, "context") if "context" in extents else jax.P()
+        body = functools.partial(layer, loss_weight=loss_weight, **axes)
+        made = dsa.Output(rows, rows, None, None, None if loss_weight is None else rows)
+        spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, rows, rows), out_specs=made)
         (out_4, indices_4), grads_4 = gradients(given, spread)
         np.testing.assert_array_equal(np.asarray(indices_4), np.asarray(indices))
         # Shares of each device are rounded to bfloat16 before they are added.
-        pairs = [(out_4, out), *zip(jax.tree.leaves(grads_4), jax.tree.leaves(grads), strict=True)]
-        for many, whole in pairs:
+        pairs = {name: (grads_4[0][name], gradient) for name, gradient in grads[0].items()}
+        for name, (many, whole) in {**pairs, "hidden": (grads_4[1], grads[1]), "out": (out_4, out)}.items():
             four, one = np.asarray(many, np.float32), np.asarray(whole, np.float32)
-            assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (option, one.shape)
+            if name.startswith("indexer.") and loss_weight is None:
+                assert not four.any(), (axes, name)
+            else:
+                assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (axes, name)
+
+
+def dsa_layer_pools() -> None:
+    """Selections of a layer that ranks pools, which do not end with a device's tokens."""
+    given = random_layer(16, topk=6, pool=3)
+    layer = functools.partial(dsa.layer, conventions=given.conventions)
+    mesh = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.P(None, "context")
+
+    def local(params: Any, hidden: Any, angles: Any) -> Any:
+        return layer(params, hidden, angles, context_axis="context").indices
+
+    spread = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(jax.P(), rows, rows), out_specs=rows))
+    whole = jax.jit(lambda *arrays: layer(*arrays).indices)
+    found, expected = (run(given.params, given.hidden, given.rotary) for run in (spread, whole))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
 def dsa_attention() -> None:
@@ -353,6 +378,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "explicit_outside": explicit_outside,
     "scaling": scaling,
     "dsa_layer": dsa_layer,
+    "dsa_layer_pools": dsa_layer_pools,
     "dsa_attention": dsa_attention,
     "gpus": forward_on_gpus,
 }
