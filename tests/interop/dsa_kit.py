@@ -15,13 +15,8 @@ from cupymla.interop.jax import dsa
 NOPE, WIDE, HIDDEN, INDEX_HEADS = 16, 24, 48, 4
 
 
-def random_layer(
-    tokens: int, *, heads: int = 2, topk: int = 6, family: str = "deepseek_v32", pool: int = 0
-) -> SimpleNamespace:
-    """Parameters, two sequences of hidden states, a slope of outputs, rotary and conventions. It has sinks.
-
-    pool: keys of each pool that the indexer ranks; 0: it ranks keys.
-    """
+def random_layer(tokens: int, *, heads: int = 2, topk: int = 6, family: str = "deepseek_v32") -> SimpleNamespace:
+    """Parameters, two sequences of hidden states, a slope of outputs, rotary and conventions. It has sinks."""
     rng = np.random.default_rng(7)
     shapes = {"q_a_proj": (32, HIDDEN), "q_b_proj": (heads * (NOPE + 64), 32), "kv_a_proj_with_mqa": (576, HIDDEN)}
     shapes |= {"kv_b_proj": (heads * (NOPE + WIDE), 512), "o_proj": (HIDDEN, heads * WIDE)}
@@ -30,9 +25,6 @@ def random_layer(
     made: dict[str, Any] = {f"{n}.weight": rng.standard_normal(s) * s[1] ** -0.5 for n, s in shapes.items()}
     made |= {"q_a_layernorm.weight": np.ones(32), "kv_a_layernorm.weight": np.ones(512)}
     made |= {"indexer.k_norm.weight": np.ones(128), "indexer.k_norm.bias": np.zeros(128), "sinks": np.ones(heads)}
-    if pool:
-        made["indexer.index_kpool_compress_ape"] = rng.standard_normal((pool, 128))
-        made["indexer.index_kpool_compress_gate"] = rng.standard_normal((128, HIDDEN)) * HIDDEN**-0.5
     hidden, slope = (placed(rng.standard_normal((2, tokens, HIDDEN)), jnp.bfloat16) for _ in range(2))
     return SimpleNamespace(
         params={name: placed(array, jnp.bfloat16) for name, array in made.items()},

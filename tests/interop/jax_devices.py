@@ -299,19 +299,22 @@ def dsa_layer() -> None:
                 assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (axes, name)
 
 
-def dsa_layer_pools() -> None:
-    """Selections of a layer that ranks pools, which do not end with a device's tokens."""
-    given = random_layer(16, topk=6, pool=3)
-    layer = functools.partial(dsa.layer, conventions=given.conventions)
+def pools() -> None:
+    """Selections of an indexer that ranks pools, which do not end with a device's tokens."""
+    rng = np.random.default_rng(6)
+    shapes = {"query": (2, 16, 4, 128), "states": (2, 16, 256), "weights": (2, 16, 4)}
+    index = tuple(placed(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes.values())
+    bias = placed(rng.standard_normal((3, 128)), jnp.float32)
+    conventions = dsa.conventions("glm5_next", topk=6, scale=1.0)
     mesh = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.P(None, "context")
-
-    def local(params: Any, hidden: Any, angles: Any) -> Any:
-        return layer(params, hidden, angles, context_axis="context").indices
-
-    spread = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(jax.P(), rows, rows), out_specs=rows))
-    whole = jax.jit(lambda *arrays: layer(*arrays).indices)
-    found, expected = (run(given.params, given.hidden, given.rotary) for run in (spread, whole))
+    spread = jax.shard_map(
+        lambda index, bias: dsa._select(index, bias, conventions, "context"),
+        mesh=mesh,
+        in_specs=((rows,) * 3, jax.P()),
+        out_specs=rows,
+    )
+    found, expected = jax.jit(spread)(index, bias), dsa._select(index, bias, conventions, None)
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
@@ -378,7 +381,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "explicit_outside": explicit_outside,
     "scaling": scaling,
     "dsa_layer": dsa_layer,
-    "dsa_layer_pools": dsa_layer_pools,
+    "pools": pools,
     "dsa_attention": dsa_attention,
     "gpus": forward_on_gpus,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,16 @@ from cupymla.interop.jax import dsa
 
 TOKENS = 12
 INDEXER = "indexer."
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """JAX computes here what is not for a GPU, by the references."""
+    if request.node.get_closest_marker("gpu"):
+        yield
+    else:
+        with jax.default_device(jax.devices("cpu")[0]):
+            yield
 
 
 def rotated(x: Any, angles: Any, *, neighbours: bool) -> Any:
@@ -72,9 +83,9 @@ def losses(indexer: Any, params: Any, hidden: Any, seen: Any, conventions: Any, 
 
 
 @functools.cache
-def trained() -> Any:
+def trained(heads: int) -> Any:
     """The layer, its loss weights, and what a step with and without them gives: (output, gradients)."""
-    given = random_layer(TOKENS)
+    given = random_layer(TOKENS, heads=heads)
     weights = placed(np.random.default_rng(9).random((2, TOKENS)), jnp.float32)
 
     def objective(params: Any, hidden: Any, loss_weight: Any) -> Any:
@@ -94,31 +105,43 @@ def error(found: Any, exact: Any) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-def test_the_indexers_gradients_and_its_loss_are_those_of_dense_attention() -> None:
-    """The error against float32 is at most twice that of the dense formulation in bfloat16."""
-    given, weights, (found, (grads, _, kl)), _ = trained()
+def require_gradients_and_loss(heads: int) -> None:
+    """The error against float32 is at most twice that of the dense formulation in bfloat16, both on the CPU."""
+    given, weights, (found, (grads, _, kl)), _ = trained(heads)
     seen = (np.asarray(found.indices)[..., None] == np.arange(TOKENS)).any(2)
     assert seen.sum(-1).max() < TOKENS
-    indexer = {name: array for name, array in given.params.items() if name.startswith(INDEXER)}
+    cpu = jax.devices("cpu")[0]
+    params, hidden, weights = jax.device_put((given.params, given.hidden, weights), cpu)
+    indexer = {name: array.astype(jnp.float32) for name, array in params.items() if name.startswith(INDEXER)}
 
     def dense(dtype: Any) -> Any:
-        wide = {name: array.astype(jnp.float32) for name, array in indexer.items()}
-
-        def total(moving: Any) -> Any:
-            each = losses(moving, given.params, given.hidden, jnp.asarray(seen), given.conventions, dtype)
+        def total(moving: Any, params: Any, hidden: Any) -> Any:
+            each = losses(moving, params, hidden, seen, given.conventions, dtype)
             return (each * weights).sum(), each
 
-        return jax.jit(jax.grad(total, has_aux=True))(wide)
+        return jax.jit(jax.grad(total, has_aux=True))(indexer, params, hidden)
 
-    (exact, kl_exact), (coarse, kl_coarse) = dense(jnp.float32), dense(jnp.bfloat16)
+    with jax.default_device(cpu):
+        (exact, kl_exact), (coarse, kl_coarse) = dense(jnp.float32), dense(jnp.bfloat16)
     assert error(kl, kl_exact) <= 2 * error(kl_coarse, kl_exact)
     for name, gradient in exact.items():
         assert error(grads[name], gradient) <= 2 * error(coarse[name], gradient), name
 
 
+def test_the_indexers_gradients_and_its_loss_are_those_of_dense_attention() -> None:
+    require_gradients_and_loss(heads=2)
+
+
+@pytest.mark.gpu
+def test_the_same_on_a_gpu() -> None:
+    if jax.default_backend() != "gpu":
+        pytest.skip("this JAX has no GPU")
+    require_gradients_and_loss(heads=64)
+
+
 def test_the_loss_changes_nothing_else() -> None:
     """Outputs, and gradients of the attention and of the hidden states; without it the indexer learns nothing."""
-    _, _, (found, (grads, d_hidden, _)), (bare, (bare_grads, bare_d_hidden)) = trained()
+    _, _, (found, (grads, d_hidden, _)), (bare, (bare_grads, bare_d_hidden)) = trained(2)
     assert bare.aux is None and not np.asarray(found.aux).any()
     np.testing.assert_array_equal(np.asarray(found.indices), np.asarray(bare.indices))
     np.testing.assert_array_equal(np.asarray(found.out, np.float32), np.asarray(bare.out, np.float32))

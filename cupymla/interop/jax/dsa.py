@@ -1,7 +1,7 @@
 """A layer of DeepSeek sparse attention as one pure function: multi-head latent attention with the lightning indexer.
 
     conventions = dsa.conventions("deepseek_v32", topk=2048, scale=192**-0.5)
-    out, indices, *_ = dsa.layer(params, hidden, rotary, conventions)                        # training, prefill
+    out, indices, *_ = dsa.layer(params, hidden, rotary, conventions)                          # training, prefill
     out, slots, cache, *_ = dsa.layer(params, hidden, rotary, conventions, cache=cache, ...)    # decode
 
 Parameters are a mapping with the names and the layouts of the attention module's `state_dict` in transformers. The
@@ -220,38 +220,38 @@ def layer(
     _require_supported(params, conventions, indices, loss_weight)
     _require_together(params, **given)
     own = "kv_a_proj_with_mqa.weight" in params
-    rows = _rows(params, hidden, rotary, conventions) if own else latents
-    rotated = (cache.latents if rows is None else rows).shape[-1] - LATENT
+    shared: Any = latents if cache is None else cache.latents
+    rows = _rows(params, hidden, rotary, conventions) if own else shared
+    rotated = rows.shape[-1] - LATENT
     nope, wide = _widths(params, rotated, conventions.head_dim)
     states, queries = _queries(params, hidden, rotary, positions, conventions, nope, rotated)
-    index = None
+    index: Any = None
     if indices is None or loss_weight is not None:
         # The indexer's gradients end here, and those of the model before the selection, which is integers.
         inputs = jax.lax.stop_gradient((hidden, states, rotary))
-        index = _index(params, *inputs, positions, conventions, rotated)
+        index = _index(params, inputs, positions, conventions, rotated)
     slots, keys = None, None
     if cache is not None:
         slots, keys = _last_slots(cache, block_tables, context_lens, hidden.shape[1]), cache.keys
     if indices is None:
-        fixed = jax.lax.stop_gradient((params, index))
+        ranked, pool_bias = jax.lax.stop_gradient((index, params.get(pools.BIAS)))
         if cache is None:
-            indices = _select(*fixed, conventions, context_axis)
+            indices = _select(ranked, pool_bias, conventions, context_axis)
         else:
-            indices, keys = _select_paged(*fixed, conventions, keys, slots, block_tables, context_lens)
+            indices, keys = _select_paged(ranked, pool_bias, conventions, keys, slots, block_tables, context_lens)
     expand = params["kv_b_proj.weight"].astype(hidden.dtype).reshape(-1, nope + wide, LATENT)
     absorbed = jnp.einsum("bshn,hnc->bshc", queries[..., :nope], expand[:, :nope])
     absorbed = jnp.concatenate((absorbed, queries[..., nope:]), -1)
-    sink = params["sinks"].astype(jnp.float32) if "sinks" in params else None
-    options = {"sm_scale": conventions.scale, "topk_length": _count(indices), "attn_sink": sink}
-    aux = None
+    sink, aux = params["sinks"].astype(jnp.float32) if "sinks" in params else None, None
+    options: dict[str, Any] = {"sm_scale": conventions.scale, "topk_length": _count(indices), "attn_sink": sink}
     if cache is not None:
-        pages = cache.latents if rows is None else _write(cache.latents, rows, slots)
+        pages = _write(cache.latents, rows, slots) if own else rows
         cache, rows = Cache(pages, keys), None
         attended = _run("sparse_mla_decode", absorbed, pages, indices, cache_format="bf16", **options)[0]
     elif loss_weight is not None:
-        axes = {"axis_name": heads_axis, "context_axis": context_axis}
-        arrays = (absorbed, rows, *index, indices)
-        attended, _, aux = dsa_attention(*arrays, loss_weight=loss_weight, **options, **axes)
+        options |= {"loss_weight": loss_weight, "axis_name": heads_axis, "context_axis": context_axis}
+        options |= dict(zip(("iq", "ik", "iw"), index, strict=True))
+        attended, _, aux = dsa_attention(absorbed, rows, indices=indices, **options)
     elif context_axis is not None:
         attended = parallel.sparse_mla_fwd(absorbed, rows, indices, axis_name=context_axis, **options)[0]
     else:
@@ -289,7 +289,8 @@ def _require_supported(params: Mapping[str, Any], conventions: Conventions, indi
 def _require_together(params: Mapping[str, Any], **given: Any) -> None:
     """Raise InputError for arguments that need each other, or exclude each other."""
     own = "kv_a_proj_with_mqa.weight" in params
-    needed, refused = {}, {}
+    needed: dict[str, str] = {}
+    refused: dict[str, str] = {}
     if given["cache"] is None:
         refused |= dict.fromkeys(("block_tables", "context_lens"), "without a cache")
         if not own:
@@ -328,12 +329,16 @@ def _linear(params: Mapping[str, Any], name: str, x: Any) -> Any:
     return out if bias is None else out + bias.astype(x.dtype)
 
 
-def _rms(params: Mapping[str, Any], name: str, x: Any, conventions: Conventions, *, scaled_from: int = 0) -> Any:
-    """The norm; of a latent where the hidden size is given, which then counts by it."""
+def _rms(weight: Any, x: Any, epsilon: float) -> Any:
     wide = x.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + conventions.epsilon)
-    normed = params[f"{name}.weight"].astype(x.dtype) * normed.astype(x.dtype)
-    return normed * (scaled_from / x.shape[-1]) ** 0.5 if scaled_from and conventions.scaled_latents else normed
+    normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
+    return weight.astype(x.dtype) * normed.astype(x.dtype)
+
+
+def _latent(params: Mapping[str, Any], name: str, x: Any, hidden: Any, conventions: Conventions) -> Any:
+    """A latent's norm, scaled by the hidden size where the family does so."""
+    normed = _rms(params[f"{name}.weight"], x, conventions.epsilon)
+    return normed * (hidden.shape[-1] / x.shape[-1]) ** 0.5 if conventions.scaled_latents else normed
 
 
 def _layer_norm(params: Mapping[str, Any], name: str, x: Any, epsilon: float) -> Any:
@@ -370,7 +375,7 @@ def _queries(
     states, last = hidden, "q_proj"
     if "q_proj.weight" not in params:
         states, last = _linear(params, "q_a_proj", hidden), "q_b_proj"
-        states = _rms(params, "q_a_layernorm", states, conventions, scaled_from=hidden.shape[-1])
+        states = _latent(params, "q_a_layernorm", states, hidden, conventions)
     queries = _linear(params, last, states).reshape(*hidden.shape[:2], -1, nope + rotated)
     if rotated:
         turned = _rotate(queries[..., nope:], rotary, conventions.interleaved)
@@ -381,12 +386,12 @@ def _queries(
 def _rows(params: Mapping[str, Any], hidden: Any, rotary: Any, conventions: Conventions) -> Any:
     """Keys of the tokens [B, S, 512 + rotated]: latents, and channels with rotation, which all heads share."""
     row = _linear(params, "kv_a_proj_with_mqa", hidden)
-    latents = _rms(params, "kv_a_layernorm", row[..., :LATENT], conventions, scaled_from=hidden.shape[-1])
+    latents = _latent(params, "kv_a_layernorm", row[..., :LATENT], hidden, conventions)
     turned = row[..., LATENT:]
     if not turned.shape[-1]:
         return latents
     if "k_rope_only_layernorm.weight" in params:
-        turned = _rms(params, "k_rope_only_layernorm", turned, conventions)
+        turned = _rms(params["k_rope_only_layernorm.weight"], turned, conventions.epsilon)
     return jnp.concatenate((latents, _rotate(turned[:, :, None], rotary, conventions.interleaved)[:, :, 0]), -1)
 
 
@@ -400,9 +405,9 @@ def _gated(params: Mapping[str, Any], values: Any, hidden: Any) -> Any:
     return values
 
 
-def _index(
-    params: Any, hidden: Any, states: Any, rotary: Any, positions: Any, conventions: Conventions, rotated: int
-) -> Index:
+def _index(params: Any, inputs: Any, positions: Any, conventions: Conventions, rotated: int) -> Index:
+    """Of inputs: hidden states, what index queries are made of, and the rotary tables."""
+    hidden, states, rotary = inputs
     project, width = params["indexer.weights_proj.weight"], params["indexer.k_norm.weight"].shape[0]
     if "indexer.q_input_norm.weight" in params:
         states = _layer_norm(params, "indexer.q_input_norm", states, conventions.index_epsilon)
@@ -421,12 +426,12 @@ def _index(
     return query, key, weights * (project.shape[0] * width) ** -0.5
 
 
-def _select(params: Any, index: Index, conventions: Conventions, axis: str | None) -> Any:
+def _select(index: Index, bias: Any, conventions: Conventions, axis: str | None) -> Any:
     (query, key, weights), start, scales = index, 0, {}
     if axis is not None:
         start, key = jax.lax.axis_index(axis) * query.shape[1], parallel.gathered(key, axis)
-    if pools.BIAS in params:
-        return _select_pools(params, index[0], key, weights, jnp.reshape(start, 1), conventions)
+    if bias is not None:
+        return _select_pools(query, key, weights, bias, jnp.reshape(start, 1), conventions)
     if conventions.index_fp8:
         query, q_scale = _run("quantize_fp8", query, group=INDEX)
         key, k_scale = _run("quantize_fp8", key, group=INDEX)
@@ -435,13 +440,12 @@ def _select(params: Any, index: Index, conventions: Conventions, axis: str | Non
     return _run("indexer_topk", query, key, weights, topk, causal=True, q_start=start, **scales)[0]
 
 
-def _select_pools(params: Any, query: Any, states: Any, weights: Any, first: Any, conventions: Conventions) -> Any:
-    options = {"topk": conventions.topk, "tail": conventions.pool_tail}
-    return pools.selection(params, query, states, weights, first, **options)
+def _select_pools(query: Any, states: Any, weights: Any, bias: Any, first: Any, conventions: Conventions) -> Any:
+    return pools.selection(query, states, weights, bias, first, topk=conventions.topk, tail=conventions.pool_tail)
 
 
 def _select_paged(
-    params: Any, index: Index, conventions: Conventions, keys: Any, slots: Any, block_tables: Any, context_lens: Any
+    index: Index, bias: Any, conventions: Conventions, keys: Any, slots: Any, block_tables: Any, context_lens: Any
 ) -> tuple[Any, Any]:
     (query, key, weights), scales, fp8 = index, {}, conventions.index_fp8
     wanted = (key.shape[-1] + 4, jnp.uint8) if fp8 else (key.shape[-1], jnp.bfloat16)
@@ -455,9 +459,9 @@ def _select_paged(
         scales["q_scale"] = q_scale[..., 0]
     else:
         keys = _write(keys, key, slots)
-    if pools.BIAS in params:
+    if bias is not None:
         states = keys[jnp.maximum(block_tables, 0)].reshape(len(query), -1, keys.shape[-1])
-        tokens = _select_pools(params, query, states, weights, context_lens - query.shape[1], conventions)
+        tokens = _select_pools(query, states, weights, bias, context_lens - query.shape[1], conventions)
         return _slots(tokens.reshape(len(query), -1), block_tables, keys.shape[1]).reshape(tokens.shape), keys
     topk = min(conventions.topk, block_tables.shape[1] * keys.shape[1])
     return _run("paged_indexer_topk", query, keys, weights, block_tables, context_lens, topk, **scales)[0], keys

@@ -26,30 +26,28 @@ def states(params: Mapping[str, Any], hidden: Any, keys: Any) -> Any:
     return jnp.concatenate((keys, hidden @ params[GATE].astype(hidden.dtype).T), -1)
 
 
-def selection(
-    params: Mapping[str, Any], query: Any, states: Any, weights: Any, first: Any, *, topk: int, tail: bool
-) -> Any:
+def selection(query: Any, states: Any, weights: Any, bias: Any, first: Any, *, topk: int, tail: bool) -> Any:
     """The tokens that each query selects, [B, S, K] int32, -1 where there is none: first the tail, then pools.
 
-    query [B, S, H, D]; states [B, L, 2 * D] of tokens 0 to L - 1; weights [B, S, H]; first [B] or [1] int32, the
-    positions of query 0. A query before position 0 selects nothing.
+    query [B, S, H, D]; states [B, L, 2 * D] of tokens 0 to L - 1; weights [B, S, H]; bias as of `BIAS`; first [B] or
+    [1] int32, the positions of query 0. A query before position 0 selects nothing.
     """
-    bias, (batch, length, *_) = params[BIAS], query.shape
+    batch, length, *_ = query.shape
     size, pools = bias.shape[0], states.shape[1] // bias.shape[0]
     seen = jnp.clip(first[:, None] + jnp.arange(1, length + 1, dtype=jnp.int32), 0)
     inside = jnp.arange(size, dtype=jnp.int32)
     chosen = []
-    if tail:
+    if tail and size > 1:
         left = (seen % size)[..., None]
         tokens = jnp.where(inside[:-1] < left, seen[..., None] - left + inside[:-1], -1)
         chosen.append(jnp.broadcast_to(tokens, (batch, length, size - 1)))
     if many := min(topk // size, pools):
-        ends = jnp.broadcast_to(seen // size, (batch, length))
+        ends = jnp.broadcast_to(jnp.minimum(seen // size, pools), (batch, length))
         arrays = {"q": query, "k": _pooled(states[:, : pools * size], bias), "weights": weights}
         ids = public(declared("indexer_topk"))(**arrays, topk=many, starts=jnp.zeros_like(ends), ends=ends)[0]
         tokens = jnp.where(ids[..., None] < 0, -1, ids[..., None] * size + inside)
         chosen.append(tokens.reshape(batch, length, many * size))
-    return jnp.concatenate(chosen, -1)
+    return jnp.concatenate(chosen, -1) if chosen else jnp.full((batch, length, 1), -1, jnp.int32)
 
 
 def _pooled(states: Any, bias: Any) -> Any:
