@@ -320,7 +320,7 @@ def pools() -> None:
 
 def dsa_attention() -> None:
     """MLA heads over four devices and all of the indexer on each: outputs and gradients of one device. Rows whose
-    selection differs between devices are told, and no others."""
+    selection differs between devices are told, and no others. Then queries and tokens over them, under a causal mask."""
     names = ("q", "kv", "iq", "ik", "iw", "attn_sink", "loss_weight")
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
     rng = np.random.default_rng(5)
@@ -355,6 +355,22 @@ def dsa_attention() -> None:
         # Distributions are float32 sums in another order; of kv four bfloat16 shares are added in bfloat16.
         unit = {"kv": 8 * UNIT, "iq": UNIT, "ik": UNIT}.get(name, 2.0**-16)
         np.testing.assert_allclose(parts, whole, rtol=unit, atol=unit * np.abs(whole).max() / 4, err_msg=name)
+
+    def of_tokens(given: dict[str, Any]) -> Any:
+        return mla.dsa_attention(**given, context_axis="context", causal=True, q_start=20)
+
+    mesh_of_tokens = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = {**dict.fromkeys(arrays, jax.P("context")), "attn_sink": jax.P()}
+    spread = jax.shard_map(of_tokens, mesh=mesh_of_tokens, in_specs=(rows,), out_specs=(jax.P("context"),) * 3)
+    one, results = gradients(lambda given: mla.dsa_attention(**given, causal=True, q_start=20), arrays)
+    four, results_4 = gradients(spread, arrays)
+    for whole, parts in zip((*results, one["q"]), (*results_4, four["q"]), strict=True):
+        np.testing.assert_array_equal(np.asarray(parts, np.float32), np.asarray(whole, np.float32))
+    for name in ("iq", "ik", "iw", "loss_weight", "kv", "attn_sink"):
+        whole, parts = (np.asarray(grads[name], np.float32) for grads in (one, four))
+        # Both sides round the same float32 sum, taken in two orders, once.
+        unit = 2 * UNIT if name in ("kv", "ik", "iq") else 1e-4
+        np.testing.assert_allclose(parts, whole, rtol=unit, atol=1e-5 * np.abs(whole).max(), err_msg=name)
 
     def differing(given: dict[str, Any]) -> Any:
         other = given["indices"].at[3, 2].add(jax.lax.axis_index("heads"))
