@@ -320,7 +320,7 @@ def pools() -> None:
 
 def dsa_attention() -> None:
     """MLA heads over four devices and all of the indexer on each: outputs and gradients of one device. Rows whose
-    selection differs between devices are told, and no others. Then queries and tokens over them, under a causal mask."""
+    selection differs between devices are told, and no others. Then queries and tokens are split, under a mask."""
     names = ("q", "kv", "iq", "ik", "iw", "attn_sink", "loss_weight")
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
     rng = np.random.default_rng(5)
