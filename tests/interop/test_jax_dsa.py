@@ -21,7 +21,7 @@ from interop_kit import placed
 
 from cupymla.interop.jax import dsa
 
-TOKENS, TOPK, PAGE, HEADS = 20, 6, 4, 2
+TOKENS, TOPK, PAGE, HEADS = 20, 6, 4, 8
 CHUNKS = (9, 1, 1, 9)
 """Of the tokens: a first one, single ones up to a page's end, and one over several pages; two programs."""
 MODULES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
@@ -65,7 +65,8 @@ def problem(family: str) -> SimpleNamespace:
     name, places, options = MODULES[family]
     if name not in kit.HERE:
         pytest.skip(f"this transformers has no {family}")
-    model = kit.model_of(name, torch.float32, TOPK, v_head_dim=48, **options)
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "v_head_dim": 48}
+    model = kit.model_of(name, torch.float32, TOPK, **heads, **options)
     model = getattr(model, "model", model)
     modules = torch.nn.ModuleList([model.layers[place].self_attn for place in places])
     generator = torch.Generator().manual_seed(1)

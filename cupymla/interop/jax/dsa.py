@@ -332,7 +332,7 @@ def _linear(params: Mapping[str, Any], name: str, x: Any) -> Any:
 def _rms(weight: Any, x: Any, epsilon: float) -> Any:
     wide = x.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
-    return weight.astype(x.dtype) * normed.astype(x.dtype)
+    return (weight.astype(jnp.float32) * normed).astype(x.dtype)
 
 
 def _latent(params: Mapping[str, Any], name: str, x: Any, hidden: Any, conventions: Conventions) -> Any:
@@ -397,12 +397,11 @@ def _rows(params: Mapping[str, Any], hidden: Any, rotary: Any, conventions: Conv
 
 def _gated(params: Mapping[str, Any], values: Any, hidden: Any) -> Any:
     """Values [B, S, heads, channels] as [B, S, heads * channels], times the gates of heads or of channels."""
-    if "g_proj.weight" in params:
-        values = values * jax.nn.sigmoid(_linear(params, "g_proj", hidden))[..., None]
-    values = values.reshape(*hidden.shape[:2], -1)
-    if "gate_proj.weight" in params:
-        values = values * jax.nn.sigmoid(_linear(params, "gate_proj", hidden))
-    return values
+    for name, shape in (("g_proj", (*values.shape[:3], 1)), ("gate_proj", values.shape)):
+        if f"{name}.weight" in params:
+            gate = jax.nn.sigmoid(_linear(params, name, hidden).astype(jnp.float32)).reshape(shape)
+            values = (values.astype(jnp.float32) * gate).astype(values.dtype)
+    return values.reshape(*hidden.shape[:2], -1)
 
 
 def _index(params: Any, inputs: Any, positions: Any, conventions: Conventions, rotated: int) -> Index:
