@@ -1,12 +1,13 @@
 """Trains a small JAX language model whose attention is `dsa.layer`, on the Python standard library's sources.
 
 What a training of one's own needs of that layer: parameters of all layers stacked for `jax.lax.scan`, each layer
-computed again in the backward pass (`jax.checkpoint`), tokens sharded over all devices (`jax.shard_map`), one compiled
-step. The indexers stay as they begin, for a selection has no gradient: train_dsa.py shows how they learn.
+computed again in the backward pass (`jax.checkpoint`), tokens sharded over all devices (`jax.shard_map`), the indexers
+trained beside the model, one compiled step.
 
     python scripts/examples/train_layer.py --size small --device cpu
 
-prints the loss of every tenth step, and ends with 1 where the model has not learned.
+prints the loss of every tenth step and the indexers' KL loss, a mean over layers and tokens, and ends with 1 where the
+model has not learned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from cupymla.cli.terminal import exit_with
 
 FRAMEWORKS = ("jax",)
-NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd")
+NEEDED = ("indexer_topk", "sparse_mla_fwd", "sparse_mla_bwd", "indexer_loss", "indexer_bwd")
 
 SETTINGS = {
     # Two seconds of steps on a CPU, after ten of compiling.
@@ -82,7 +83,8 @@ def parameters(setting: Setting, seed: int) -> dict[str, Any]:
 
 
 def step_of(setting: Setting, mesh: Any) -> Any:
-    """A compiled step: parameters, Adam's two moments, the step's number, bytes [batch, length + 1]; the same, loss."""
+    """A compiled step: parameters, Adam's two moments, the step's number, bytes [batch, length + 1]; the first three
+    anew, loss, KL loss."""
     import jax
     import jax.numpy as jnp
 
@@ -94,28 +96,35 @@ def step_of(setting: Setting, mesh: Any) -> Any:
     def rms(x: Any) -> Any:
         return (x * jax.lax.rsqrt(jnp.square(x.astype(jnp.float32)).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
 
-    def hidden(layers: Any, x: Any, rotary: Any) -> Any:
-        """On each device: its tokens through all layers."""
+    def hidden(layers: Any, x: Any, rotary: Any, loss_weight: Any) -> Any:
+        """On each device: its tokens through all layers, and what stands for the KL loss: [layers, batch, length]."""
 
-        def layer(x: Any, params: Any) -> tuple[Any, None]:
-            x = x + dsa.layer(params, rms(x), rotary, conventions, context_axis="context")[0]
+        def layer(x: Any, params: Any) -> tuple[Any, Any]:
+            options = {"context_axis": "context", "loss_weight": loss_weight}
+            attended = dsa.layer(params, rms(x), rotary, conventions, **options)
+            x = x + attended.out
             up, down = params["up"].astype(x.dtype), params["down"].astype(x.dtype)
-            return x + jax.nn.gelu(rms(x) @ up.T) @ down.T, None
+            return x + jax.nn.gelu(rms(x) @ up.T) @ down.T, attended.aux
 
-        return rms(jax.lax.scan(jax.checkpoint(layer), x, layers)[0])
+        x, aux = jax.lax.scan(jax.checkpoint(layer), x, layers)
+        return rms(x), aux
 
-    spread = jax.shard_map(hidden, mesh=mesh, in_specs=(whole, tokens, tokens), out_specs=tokens)
+    made = tokens, jax.P(None, None, "context")
+    spread = jax.shard_map(hidden, mesh=mesh, in_specs=(whole, tokens, tokens, whole), out_specs=made)
 
-    def loss(params: Any, text: Any) -> Any:
+    def loss(params: Any, loss_weight: Any, text: Any) -> Any:
         known, wanted = text[:, :-1], text[:, 1:]
         rotary = dsa.rotary(jnp.arange(setting.length)[None], 10000.0 ** -(jnp.arange(32) / 32))
         rotary = tuple(jnp.broadcast_to(x, (setting.batch, *x.shape[1:])) for x in rotary)
-        x = spread(params["layers"], params["bytes"][known].astype(jnp.bfloat16), rotary)
+        x, aux = spread(params["layers"], params["bytes"][known].astype(jnp.bfloat16), rotary, loss_weight)
         logits = (x @ params["bytes"].astype(x.dtype).T).astype(jnp.float32)
-        return -jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[..., None], -1).mean()
+        value = -jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[..., None], -1).mean()
+        return value + aux.sum(), value
 
     def step(params: Any, first: Any, second: Any, number: Any, text: Any) -> Any:
-        value, gradients = jax.value_and_grad(loss)(params, text)
+        # The gradient with respect to the weight of the KL loss is the KL loss, here of all layers and tokens.
+        each = jnp.float32(1 / (setting.layers * setting.batch * setting.length))
+        (gradients, kl), value = jax.grad(loss, (0, 1), has_aux=True)(params, each, text)
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
         second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, gradients)
 
@@ -123,7 +132,7 @@ def step_of(setting: Setting, mesh: Any) -> Any:
             root = jnp.sqrt(v / (1 - 0.99**number)) + 1e-8
             return p - setting.rate * m / (1 - 0.9**number) / root
 
-        return jax.tree.map(moved, params, first, second), first, second, value
+        return jax.tree.map(moved, params, first, second), first, second, value, kl * each
 
     return jax.jit(step, donate_argnums=(0, 1, 2))
 
@@ -140,10 +149,10 @@ def train(setting: Setting, seed: int) -> list[float]:
     first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
     losses: list[float] = []
     for number in range(1, setting.sparse_steps + 1):
-        params, first, second, loss = step(params, first, second, float(number), text.batch(number))
+        params, first, second, loss, kl = step(params, first, second, float(number), text.batch(number))
         losses.append(float(loss))
         if number % setting.eval_every == 0:
-            print(f"step {number}: loss {losses[-1]:.3f}", flush=True)
+            print(f"step {number}: loss {losses[-1]:.3f}, KL {float(kl):.4f}", flush=True)
     return losses
 
 

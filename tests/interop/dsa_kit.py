@@ -36,11 +36,16 @@ def random_layer(tokens: int, *, heads: int = 2, topk: int = 6, family: str = "d
 
 
 def gradients(given: SimpleNamespace, layer: Any) -> Any:
-    """((output, selection), (gradients of parameters, of hidden states)) of layer(params, hidden, rotary)."""
+    """((output, selection), (gradients of parameters, of hidden states)) of layer(params, hidden, rotary).
+
+    Those of the indexer are of its KL loss, where the layer has one.
+    """
 
     def outputs(params: Any, hidden: Any) -> Any:
-        out, selected = layer(params, hidden, given.rotary)[:2]
-        return (out.astype(jnp.float32) * given.slope).sum(), (out, selected)
+        made = layer(params, hidden, given.rotary)
+        aux = getattr(made, "aux", None)
+        total = (made[0].astype(jnp.float32) * given.slope).sum()
+        return total if aux is None else total + aux.sum(), made[:2]
 
     (_, results), grads = jax.jit(jax.value_and_grad(outputs, (0, 1), has_aux=True))(given.params, given.hidden)
     return results, grads

@@ -265,34 +265,62 @@ def scaling() -> None:
 
 
 def dsa_layer() -> None:
-    """Outputs and gradients of a DSA layer whose tokens, or attention heads, are spread over four devices."""
+    """Outputs and gradients of a DSA layer whose tokens, or tokens and attention heads, are spread over four devices;
+    with both it trains its indexer."""
     given = random_layer(16, heads=DEVICES, topk=5)
 
     def layer(params: Any, hidden: Any, angles: Any, **options: Any) -> Any:
-        return dsa.layer(params, hidden, angles, given.conventions, **options)[:2]
+        return dsa.layer(params, hidden, angles, given.conventions, **options)._replace(latents=None)
 
-    (out, indices), grads = gradients(given, layer)
-    rows, first, last = jax.P(None, "axis"), jax.P("axis"), jax.P(None, "axis")
+    (out, indices), grads = gradients(given, functools.partial(layer, loss_weight=0.5))
+    first, last = jax.P("heads"), jax.P(None, "heads")
     by_head = {"q_b_proj.weight": first, "kv_b_proj.weight": first, "sinks": first, "o_proj.weight": last}
-    for option, spec, inputs in (
-        ("context_axis", {name: jax.P() for name in given.params}, rows),
-        ("heads_axis", {name: by_head.get(name, jax.P()) for name in given.params}, jax.P()),
-    ):
-        mesh = jax.make_mesh((DEVICES,), ("axis",), axis_types=(jax.sharding.AxisType.Auto,))
-        body = functools.partial(layer, **{option: "axis"})
-        spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, inputs, inputs), out_specs=(inputs, inputs))
+    choices: tuple[tuple[dict[str, int], float | None], ...] = (
+        ({"context": DEVICES}, None),
+        ({"context": 2, "heads": DEVICES // 2}, 0.5),
+    )
+    for extents, loss_weight in choices:
+        axes = {f"{axis}_axis": axis for axis in extents}
+        mesh = jax.make_mesh((*extents.values(),), (*extents,), axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+        spec = {name: by_head.get(name, jax.P()) if "heads" in extents else jax.P() for name in given.params}
+        rows = jax.P(None, "context") if "context" in extents else jax.P()
+        body = functools.partial(layer, loss_weight=loss_weight, **axes)
+        made = dsa.Output(rows, rows, None, None, None if loss_weight is None else rows)
+        spread = jax.shard_map(body, mesh=mesh, in_specs=(spec, rows, rows), out_specs=made)
         (out_4, indices_4), grads_4 = gradients(given, spread)
         np.testing.assert_array_equal(np.asarray(indices_4), np.asarray(indices))
         # Shares of each device are rounded to bfloat16 before they are added.
-        pairs = [(out_4, out), *zip(jax.tree.leaves(grads_4), jax.tree.leaves(grads), strict=True)]
-        for many, whole in pairs:
+        pairs = {name: (grads_4[0][name], gradient) for name, gradient in grads[0].items()}
+        for name, (many, whole) in {**pairs, "hidden": (grads_4[1], grads[1]), "out": (out_4, out)}.items():
             four, one = np.asarray(many, np.float32), np.asarray(whole, np.float32)
-            assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (option, one.shape)
+            if name.startswith("indexer.") and loss_weight is None:
+                assert not four.any(), (axes, name)
+            else:
+                assert np.linalg.norm(four - one) <= 4 * UNIT * np.linalg.norm(one), (axes, name)
+
+
+def pools() -> None:
+    """Selections of an indexer that ranks pools, which do not end with a device's tokens."""
+    rng = np.random.default_rng(6)
+    shapes = {"query": (2, 16, 4, 128), "states": (2, 16, 256), "weights": (2, 16, 4)}
+    index = tuple(placed(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes.values())
+    bias = placed(rng.standard_normal((3, 128)), jnp.float32)
+    conventions = dsa.conventions("glm5_next", topk=6, scale=1.0)
+    mesh = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.P(None, "context")
+    spread = jax.shard_map(
+        lambda index, bias: dsa._select(index, bias, conventions, "context"),
+        mesh=mesh,
+        in_specs=((rows,) * 3, jax.P()),
+        out_specs=rows,
+    )
+    found, expected = jax.jit(spread)(index, bias), dsa._select(index, bias, conventions, None)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
 def dsa_attention() -> None:
     """MLA heads over four devices and all of the indexer on each: outputs and gradients of one device. Rows whose
-    selection differs between devices are told, and no others."""
+    selection differs between devices are told, and no others. Then queries and tokens are split, under a mask."""
     names = ("q", "kv", "iq", "ik", "iw", "attn_sink", "loss_weight")
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
     rng = np.random.default_rng(5)
@@ -328,6 +356,22 @@ def dsa_attention() -> None:
         unit = {"kv": 8 * UNIT, "iq": UNIT, "ik": UNIT}.get(name, 2.0**-16)
         np.testing.assert_allclose(parts, whole, rtol=unit, atol=unit * np.abs(whole).max() / 4, err_msg=name)
 
+    def of_tokens(given: dict[str, Any]) -> Any:
+        return mla.dsa_attention(**given, context_axis="context", causal=True, q_start=20)
+
+    mesh_of_tokens = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = {**dict.fromkeys(arrays, jax.P("context")), "attn_sink": jax.P()}
+    spread = jax.shard_map(of_tokens, mesh=mesh_of_tokens, in_specs=(rows,), out_specs=(jax.P("context"),) * 3)
+    one, results = gradients(lambda given: mla.dsa_attention(**given, causal=True, q_start=20), arrays)
+    four, results_4 = gradients(spread, arrays)
+    for whole, parts in zip((*results, one["q"]), (*results_4, four["q"]), strict=True):
+        np.testing.assert_array_equal(np.asarray(parts, np.float32), np.asarray(whole, np.float32))
+    for name in ("iq", "ik", "iw", "loss_weight", "kv", "attn_sink"):
+        whole, parts = (np.asarray(grads[name], np.float32) for grads in (one, four))
+        # Both sides round the same float32 sum, taken in two orders, once.
+        unit = 2 * UNIT if name in ("kv", "ik", "iq") else 1e-4
+        np.testing.assert_allclose(parts, whole, rtol=unit, atol=1e-5 * np.abs(whole).max(), err_msg=name)
+
     def differing(given: dict[str, Any]) -> Any:
         other = given["indices"].at[3, 2].add(jax.lax.axis_index("heads"))
         weights = jax.lax.pcast(given["loss_weight"], "heads", to="varying")
@@ -353,6 +397,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "explicit_outside": explicit_outside,
     "scaling": scaling,
     "dsa_layer": dsa_layer,
+    "pools": pools,
     "dsa_attention": dsa_attention,
     "gpus": forward_on_gpus,
 }

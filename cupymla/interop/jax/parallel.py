@@ -59,7 +59,7 @@ def sparse_mla_fwd(
     """
     forward = declared("sparse_mla_fwd")
     given = {"q": q, "kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
-    masks = {"causal": causal, "q_start": _first(forward.name, q, axis_name, q_start), "k_stride": k_stride}
+    masks = {"causal": causal, "q_start": first_position(forward.name, q, axis_name, q_start), "k_stride": k_stride}
     arrays, plain = traceable(forward, *forward.split((), {**given, **masks, **options}))
     types = tuple([type(value) for value in plain.values()])
     run = _attention(axis_name, tuple(arrays), tuple(plain.items()), types)
@@ -100,8 +100,8 @@ def attn_dist(
     Raises:
         InputError: what the operator finds.
     """
-    masks = {"causal": causal, "q_start": _first("attn_dist", q, axis_name, q_start), "k_stride": k_stride}
-    whole = _gathered(kv, axis_name, _token_axis(q))
+    masks = {"causal": causal, "q_start": first_position("attn_dist", q, axis_name, q_start), "k_stride": k_stride}
+    whole = gathered(kv, axis_name)
     return public(declared("attn_dist"))(q, whole, indices, lse, **masks, **options)
 
 
@@ -135,19 +135,22 @@ def over_mesh(mesh: Any, axis_name: str, *, batched: bool = False) -> Callable[.
     return run
 
 
-def _token_axis(q: Any) -> int:
-    return 0 if q.ndim == 3 else 1
+def gathered(rows: Any, axis_name: str) -> Any:
+    """Everybody's rows [..., tokens, channels], of this device's."""
+    return jax.lax.all_gather(rows, axis_name, axis=rows.ndim - 2, tiled=True)
 
 
-def _gathered(kv: Any, axis_name: str, token_axis: int) -> Any:
-    return jax.lax.all_gather(kv, axis_name, axis=token_axis, tiled=True)
+def scattered(gradient: Any, axis_name: str, like: Any) -> Any:
+    """This device's part of the sum of everybody's gradients of gathered rows, in the dtype of `like`."""
+    axis = gradient.ndim - 2
+    return jax.lax.psum_scatter(gradient, axis_name, scatter_dimension=axis, tiled=True).astype(like.dtype)
 
 
-def _first(operator: str, q: Any, axis_name: str, q_start: Any) -> Any:
+def first_position(operator: str, q: Any, axis_name: str, q_start: Any) -> Any:
     """The position of this device's first query, which is known only when the program runs. Raises InputError."""
     if not isinstance(q_start, jax.Array):
         q_start = integer(operator, "q_start", q_start)
-    return q_start + jax.lax.axis_index(axis_name) * q.shape[_token_axis(q)]
+    return q_start + jax.lax.axis_index(axis_name) * q.shape[-3]
 
 
 @functools.lru_cache(maxsize=256)
@@ -160,7 +163,7 @@ def _attention(
 
     def attend(*arrays: Any) -> Any:
         given = dict(zip(names, arrays, strict=True))
-        given["kv"] = _gathered(given["kv"], axis_name, _token_axis(given["q"]))
+        given["kv"] = gathered(given["kv"], axis_name)
         return forward(**given, **forward_options)
 
     def keep(*primals: Any) -> Any:
@@ -175,11 +178,10 @@ def _attention(
             raise UnsupportedError("a gradient through max_logits or lse", "every device", "jax.lax.stop_gradient")
         if isinstance(slopes[0], jax.custom_derivatives.SymbolicZero):
             return tuple(None for _ in names)
-        axis, kv = _token_axis(given["q"]), given["kv"]
-        given["kv"] = _gathered(kv, axis_name, axis)
+        kv = given["kv"]
+        given["kv"] = gathered(kv, axis_name)
         dq, dkv, *d_sink = backward(**given, out=out, dout=slopes[0], lse=lse, dkv_dtype="float32", **dict(options))
-        dkv = jax.lax.psum_scatter(dkv, axis_name, scatter_dimension=axis, tiled=True).astype(kv.dtype)
-        grads = {"q": dq, "kv": dkv, **({"attn_sink": d_sink[0]} if d_sink else {})}
+        grads = {"q": dq, "kv": scattered(dkv, axis_name, kv), **({"attn_sink": d_sink[0]} if d_sink else {})}
         return tuple(grads.get(name) for name in names)
 
     attention = jax.custom_vjp(attend)

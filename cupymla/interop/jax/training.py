@@ -29,6 +29,7 @@ from .functions import (
     traceable,
     varying,
 )
+from .parallel import first_position, gathered, scattered
 
 __all__ = ["dsa_attention"]
 
@@ -58,6 +59,7 @@ def dsa_attention(
     attn_dist_sink: bool = False,
     deterministic: bool = False,
     axis_name: str | None = None,
+    context_axis: str | None = None,
     check_ranks: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Sparse MLA attention whose backward trains the lightning indexer on the way.
@@ -103,6 +105,9 @@ def dsa_attention(
         deterministic: of the backward.
         axis_name: mesh axis inside `shard_map` along which heads of q (and attn_sink) are split. The distributions of
             its devices are added before the loss. Everything else is the same on all of them, as P() makes it.
+        context_axis: mesh axis inside `shard_map` along which queries and tokens are split, in order: all arrays but
+            attn_sink are this device's, indices are counted in tokens of all devices, q_start is the position of the
+            first device's query 0. kv and ik are all-gathered, their gradients reduce-scattered in float32.
         check_ranks: with axis_name, make KL loss and gradients NaN in rows whose selection differs between devices.
 
     Returns:
@@ -122,6 +127,8 @@ def dsa_attention(
     require_owner("attn_dist_sink", flags["attn_dist_sink"], "attn_sink", attn_sink)
     require_owner("check_ranks", flags["check_ranks"], "axis_name", axis_name)
     attention, indexer = declared("sparse_mla_fwd"), declared("indexer_loss")
+    if context_axis is not None:
+        q_start = first_position(OPERATOR, q, context_axis, q_start)
     masks: dict[str, Any] = {"causal": causal, "q_start": q_start, "k_stride": k_stride}
     given = {"q": q, "kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
     own = {"sm_scale": sm_scale, "lse_base": lse_base, "deterministic": deterministic}
@@ -137,7 +144,7 @@ def dsa_attention(
     require_keys(arrays["kv"], scored["k"])
     arrays |= {"iq": scored["q"], "ik": scored["k"], "iw": scored["weights"]}
     arrays["loss_weight"] = _weights(loss_weight, arrays["q"].shape[:-2])
-    setting = _Setting(tuple(arrays), attention_options, index_options, axis_name, **flags)
+    setting = _Setting(tuple(arrays), attention_options, index_options, axis_name, context_axis, **flags)
     values = tuple([exactly(value) for _, value in (*attention_options, *index_options)])
     results: tuple[Any, Any, Any] = _step(setting, values)(*_placed(arrays, axis_name).values())
     return results
@@ -192,6 +199,7 @@ class _Setting:
         attention: options of `sparse_mla_fwd`.
         indexer: options of `indexer_loss`.
         axis_name: mesh axis of heads.
+        context_axis: mesh axis of queries and tokens.
         attn_dist_sink: whether the sink is in the distribution.
         check_ranks: whether selections are compared along the axis.
     """
@@ -200,6 +208,7 @@ class _Setting:
     attention: _Options
     indexer: _Options
     axis_name: str | None
+    context_axis: str | None
     attn_dist_sink: bool
     check_ranks: bool
 
@@ -211,6 +220,7 @@ def _step(setting: _Setting, values: tuple[object, ...]) -> Callable[..., Any]:
     def attend(*arrays: Any) -> Any:
         given = dict(zip(setting.names, arrays, strict=True))
         selected = {name: given[name] for name in (*_ATTENTION, "indices", "topk_length") if name in given}
+        selected["kv"] = _whole(selected["kv"], setting.context_axis)
         out, _, lse = public(declared("sparse_mla_fwd"))(**selected, **dict(setting.attention))
         return out, lse, _aux(given, setting.axis_name)
 
@@ -260,18 +270,29 @@ def _aux(given: dict[str, Any], axis_name: str | None) -> Any:
     return own + nothing(name for name in given if name not in _ATTENTION) + jnp.zeros_like(given["loss_weight"])
 
 
+def _whole(rows: Any, context_axis: str | None) -> Any:
+    """Rows of all tokens."""
+    return rows if context_axis is None else gathered(rows, context_axis)
+
+
 def _gradients(setting: _Setting, known: dict[str, Any]) -> dict[str, Any]:
     """Gradients of the attention's arrays where `dout` is known, of the indexer's where `daux` is, by name."""
     selection = {name: known[name] for name in ("indices", "topk_length") if name in known}
-    options, indexer = dict(setting.attention), "daux" in known
+    options, indexer, axis = dict(setting.attention), "daux" in known, setting.context_axis
+    # In float32 where devices' shares are added, and in the arrays' own dtype otherwise.
+    of_rows = None if axis is None else "float32"
+    own = {name: known[name] for name in ("kv", "ik")}
+    known = {**known, **{name: _whole(rows, axis) for name, rows in own.items() if name == "kv" or indexer}}
     grads: dict[str, Any] = {}
     counts_sink = indexer and setting.attn_dist_sink
     if "dout" in known:
         arrays = {n: known[n] for n in (*_ATTENTION, "out", "dout", "lse") if n in known}
         names = ["q", "kv", *(["attn_sink"] if "attn_sink" in known else []), *(["target"] if indexer else [])]
         asked = {"return_attn_dist": indexer, "attn_dist_sink": counts_sink}
-        made = public(declared("sparse_mla_bwd"))(**arrays, **selection, **options, **asked)
+        made = public(declared("sparse_mla_bwd"))(**arrays, **selection, **options, **asked, dkv_dtype=of_rows)
         grads |= dict(zip(names, made, strict=True))
+    if axis is not None and "kv" in grads:
+        grads["kv"] = scattered(grads["kv"], axis, own["kv"])
     if not indexer:
         return grads
     target = grads.pop("target", None)
@@ -293,8 +314,11 @@ def _gradients(setting: _Setting, known: dict[str, Any]) -> dict[str, Any]:
     masks = {name: value for name, value in setting.indexer if name != "deterministic"}
     loss, slope = public(declared("indexer_loss"))(**index, target=target, **masks)
     slope = slope * scale[..., None]
-    made = public(declared("indexer_bwd"))(**index, grad_logits=slope, **masks, deterministic=options["deterministic"])
+    chosen = {"deterministic": options["deterministic"], "dk_dtype": of_rows}
+    made = public(declared("indexer_bwd"))(**index, grad_logits=slope, **masks, **chosen)
     grads |= dict(zip(_INDEXER, made, strict=True))
+    if axis is not None:
+        grads["ik"] = scattered(grads["ik"], axis, own["ik"])
     grads["loss_weight"] = known["daux"] * jnp.where(differs, jnp.nan, loss)
     return grads
 

@@ -37,6 +37,8 @@ class Family:
     """The index queries are made of the attention's query latent, not of the hidden states."""
     pools: bool = False
     """The indexer ranks pools of keys (`pools`)."""
+    scaled_latents: bool = False
+    """Latents count by the square root of the hidden size over their own; read by `interop.jax.dsa`."""
 
     @property
     def indexer_arguments(self) -> tuple[str, ...]:
@@ -59,7 +61,7 @@ FAMILIES: tuple[Family, ...] = (
         attention_interleaved=False,
     ),
     Family("mistral_large4", "MistralLarge4TextAttention", "MistralLarge4TextIndexer", latent_query=False),
-    Family("dots3_note", "Dots3NoteTextAttention", "Dots3NoteTextIndexer"),
+    Family("dots3_note", "Dots3NoteTextAttention", "Dots3NoteTextIndexer", scaled_latents=True),
     Family("glm5_next", "Glm5NextTextAttention", "Glm5NextTextIndexer", pools=True),
 )
 
