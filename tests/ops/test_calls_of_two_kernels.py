@@ -46,12 +46,12 @@ CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "context_lens": np.array([9], np.int32),
         },
     ),
-    # Six blocks of entries for two multiprocessors: each has a share of them.
+    # Twelve blocks of entries for two multiprocessors: each has a share of them.
     "sparse_mla_decode": (
         cupymla.sparse_mla_decode,
         {
             **{"q": np.ones((1, 1, 32, 576), BFLOAT16), "k_cache": np.zeros((2, 8, 656), np.uint8)},
-            **{"indices": np.ones((1, 1, 384), np.int32), "cache_format": "v32_fp8"},
+            **{"indices": np.ones((1, 1, 768), np.int32), "cache_format": "v32_fp8"},
         },
     ),
 }

@@ -41,26 +41,22 @@ def test_rows_are_divided_until_multiprocessors_are_busy(rows: int, heads: int) 
     assert cluster_heads * chosen.head_blocks >= heads > cluster_heads * (chosen.head_blocks - 1)
     assert chosen.clusters == rows * chosen.head_blocks
     assert chosen.ctas == chosen.clusters * division.parts * division.sharers
-    assert division.parts == 1 or (division.shares == 1 and chosen.ctas <= 132), "clusters of parts run all at once"
+    assert division.parts == 1, "which only a caller asks for"
     assert (chosen.merge is None) == (division.shares == 1)
     assert chosen.workspace_bytes == (division.shares * rows * heads * 2064 if division.shares > 1 else 0)
     # What is left idle could not be used by twice as many.
-    most = 32 in (division.shares, division.parts * 2) or division.heads < plan.cta_heads(heads)
+    most = division.shares == 32 or division.heads < plan.cta_heads(heads)
     assert most or 2 * chosen.ctas * division.shares > 132
 
 
-def test_recorded_calls_have_no_shares() -> None:
-    """There is no memory for them: clusters have all of a row's entries, or single CTAs."""
-    clusters = [Division(heads, parts) for heads in plan.CTA_HEADS for parts in plan.PARTS[1:]]
-    for without in ((), clusters):
-        for rows, heads in ((1, 16), (1, 64), (8, 16), (8, 64), (32, 64), (32, 128), (128, 16)):
-            chosen = plan.plan(problem(rows, heads), HOPPER, 132, without, recorded=True)
-            assert (chosen.workspace_bytes, chosen.merge, chosen.division.shares) == (0, None, 1)
-            assert chosen.division not in without
-    assert plan.plan(problem(1, 64), HOPPER, 132).division == Division(16, 1, 1, 32)
-    assert plan.plan(problem(1, 64), HOPPER, 132, recorded=True).division == Division(16, 16)
-    assert plan.plan(problem(32, 64), HOPPER, 132, recorded=True).division == Division(64, 4)
-    assert plan.plan(problem(8, 64), HOPPER, 132, clusters, recorded=True).division == Division(16, 1)
+@pytest.mark.parametrize("rows", [0, 1, 8, 32, 128, 3000])
+@pytest.mark.parametrize(("heads", "topk"), [(1, 64), (16, 2048), (64, 2048), (128, 65536)])
+def test_a_workspace_of_the_limit_is_enough_on_every_gpu(rows: int, heads: int, topk: int) -> None:
+    limit = plan.workspace_limit(problem(rows, heads, topk))
+    assert limit <= plan.SHARES_BYTES
+    taken = {plan.plan(problem(rows, heads, topk), HOPPER, count).workspace_bytes for count in (1, 78, 114, 132, 200)}
+    assert max(taken) <= limit
+    assert plan.workspace_limit(problem(rows, heads, topk, splits=3)) == 0
 
 
 def test_shares_are_merged_in_so_much_memory() -> None:

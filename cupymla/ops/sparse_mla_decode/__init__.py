@@ -27,6 +27,7 @@ def sparse_mla_decode(
     splits: int | None = None,
     out: Any = None,
     lse: Any = None,
+    workspace: Any = None,
     check_indices: bool = False,
     stream: object = None,
 ) -> tuple[Any, Any]:
@@ -68,6 +69,9 @@ def sparse_mla_decode(
             alone, not on the rest of its batch. By default what suits the GPU and the number of rows.
         out: array to write, [B, n, h_q, 512] in q's dtype, with strides as q's may have.
         lse: array to write, [B, n, h_q] float32, any strides.
+        workspace: memory to work in, [m] uint8, contiguous, at an address that is a multiple of 16 bytes, m at least
+            `sparse_mla_decode.workspace_bytes(...)` of the same arguments: at most 64 MiB, 0 with `splits`. Allocated
+            by the framework otherwise.
         check_indices: raise InputError for a slot outside [-1, blocks * page) within topk_length, of either source.
             Reads the indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
@@ -85,4 +89,4 @@ def sparse_mla_decode(
     """
     inputs = (q, k_cache, indices, topk_length, attn_sink, extra_k_cache, extra_indices, extra_topk_length)
     options = (cache_format, sm_scale, lse_base, splits)
-    return CALLS(inputs, options, (out, lse), check_indices, stream)  # type: ignore[no-any-return]
+    return CALLS(inputs, options, (out, lse, workspace), check_indices, stream)  # type: ignore[no-any-return]

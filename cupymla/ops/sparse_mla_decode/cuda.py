@@ -66,7 +66,7 @@ class Binding(Launches):
         self._problem = problem
         self._q_ptr: int | None = None
         if problem.rows:
-            chosen = _running_plan(problem, recorded)
+            chosen = _running_plan(problem)
             kernel = build.kernel(chosen.source, problem.device.index)
             check_record(chosen.source, kernel.facts, Parameters)
             self._heads = chosen.division.heads
@@ -79,10 +79,10 @@ class Binding(Launches):
             self.workspace_bytes = chosen.workspace_bytes
             self._statistics_at = problem.rows * problem.h_q * chosen.division.shares * plan.SHARE_CHANNELS * 4
             if chosen.merge is not None:
-                launchers.append(self._merging(chosen, chosen.merge))
+                launchers.append(self._merging(chosen, chosen.merge, overlaps=not recorded))
         super().__init__(*launchers)
 
-    def _merging(self, chosen: plan.Plan, source: KernelSource) -> Launcher:
+    def _merging(self, chosen: plan.Plan, source: KernelSource, *, overlaps: bool) -> Launcher:
         problem, index = self._problem, self._problem.device.index
         kernel = build.kernel(source, index)
         check_record(source, kernel.facts, Parameters)
@@ -90,7 +90,7 @@ class Binding(Launches):
             (problem.rows * problem.h_q, 1, 1),
             kernel.facts["threads"],
             kernel.facts["smem_bytes"],
-            pdl=driver.has_dependent_launch(index),
+            pdl=overlaps and driver.has_dependent_launch(index),
         )
         return Launcher(kernel, geometry, (self._record, ctypes.c_uint32(chosen.division.shares)))
 
@@ -152,26 +152,27 @@ def _geometry(kernel: build.Kernel, chosen: plan.Plan) -> Geometry:
     return Geometry(grid, facts["threads"], facts["smem_bytes"], division.cluster, clustered=True)
 
 
-def _running_plan(problem: Problem, recorded: bool) -> plan.Plan:
-    """The plan whose clusters run as the driver has it, all at once where they share entries; with `splits` given, the
-    only one."""
+def _running_plan(problem: Problem) -> plan.Plan:
+    """The plan whose clusters run as the driver has it; with `splits` given, the only one."""
     device = problem.device
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
-    without: set[plan.Division] = set()
-    while True:
-        chosen = plan.plan(problem, arch, count, without, recorded)
-        if chosen.division.cluster == 1 or problem.options.splits is not None:
-            return chosen
-        kernel = build.kernel(chosen.source, device.index)
-        least = 1 if chosen.division.parts == 1 else chosen.clusters
-        if active_clusters(kernel, _geometry(kernel, chosen)) >= least:
-            return chosen
-        without.add(replace(chosen.division, shares=1))
+    chosen = plan.plan(problem, arch, count)
+    if chosen.division.cluster == 1 or problem.options.splits is not None:
+        return chosen
+    kernel = build.kernel(chosen.source, device.index)
+    if active_clusters(kernel, _geometry(kernel, chosen)) > 0:
+        return chosen
+    return plan.plan(problem, arch, count, {replace(chosen.division, shares=1)})
 
 
 def wanted(views: Views, problem: Problem) -> Results:
     """Shapes and dtypes of the results."""
     return problem.results
+
+
+def workspace_bytes(views: Views, problem: Problem) -> int:
+    """How large a workspace a call needs, in bytes."""
+    return plan.workspace_limit(problem)
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:

@@ -32,9 +32,6 @@ CTA_HEADS = (16, 32, 64)
 SHARERS = (1, 2)
 """CTAs that convert rows of the cache for each other."""
 
-PARTS = (1, 2, 4, 8, 16)
-"""CTAs of a cluster that share the entries of a row, where the caller leaves it open."""
-
 SHARE_CHANNELS, SHARE_STATISTICS = 512, 4
 """What a share has of a head, in fp32."""
 
@@ -64,10 +61,6 @@ _SHARED_START_US, _SHARED_BLOCK_US = 11.4, 2.8
 # The launch that puts shares together, each of them, and a head of a row in each.
 _JOIN_US, _JOIN_SHARE_US, _JOIN_HEAD_US = 6.6, 0.13, 0.00077
 
-# What CTAs of a cluster take to put parts together, and clusters of more than eight CTAs besides.
-_MERGE_US = {16: 7.6, 32: 9.5, 64: 10.8}
-_SHARED_MERGE_US, _LARGE_CLUSTER_US = 11.9, 2.2
-
 
 @dataclass(frozen=True, slots=True)
 class Division:
@@ -75,7 +68,8 @@ class Division:
 
     Attributes:
         heads: of a CTA.
-        parts: of the row's entries, or of a share's; the CTAs of a cluster have them, and merge among themselves.
+        parts: of the row's entries, where the caller says how many; the CTAs of a cluster have them, and merge among
+            themselves.
         sharers: CTAs of neighbouring heads that convert rows of the cache for each other, 1 or 2.
         shares: of the row's entries, one for a cluster without parts, merged by another kernel; 1 where a cluster has
             all entries.
@@ -132,7 +126,6 @@ def division(
     *,
     cache_format: str,
     dtype: str,
-    recorded: bool = False,
 ) -> Division:
     """What takes the least time as the numbers above have it.
 
@@ -141,9 +134,8 @@ def division(
         h_q: heads of each.
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
-        without: those whose clusters the driver cannot run, or those of several parts not at once; of one share.
+        without: those whose clusters the driver cannot run, of one share.
         cache_format, dtype: of the rows, and of the products.
-        recorded: whether there is no memory for shares; see `cupymla.ops.bound.Operation`.
     """
     copied = cache_format == "bf16" and dtype == "bfloat16"
 
@@ -152,33 +144,39 @@ def division(
 
     def us(choice: Division) -> float:
         waves = -(-ctas(choice) // multiprocessors)
-        own = -(-blocks // (choice.parts * choice.shares))
-        start, block, merge = _START_US[choice.heads], _BLOCK_US[copied][choice.heads], _MERGE_US[choice.heads]
-        if choice.sharers > 1:
-            start, block, merge = _SHARED_START_US, _SHARED_BLOCK_US, _SHARED_MERGE_US
-        if choice.parts == 1:
-            merge = 0
-        elif choice.cluster > PORTABLE_CLUSTER:
-            merge += _LARGE_CLUSTER_US
+        own = -(-blocks // choice.shares)
+        if choice.sharers == 1:
+            start, block = _START_US[choice.heads], _BLOCK_US[copied][choice.heads]
+        else:
+            start, block = _SHARED_START_US, _SHARED_BLOCK_US
         each = _JOIN_SHARE_US + _JOIN_HEAD_US * rows * h_q
         join = _JOIN_US + each * choice.shares if choice.shares > 1 else 0
-        return waves * (start + own * block + merge) + join
+        return waves * (start + own * block) + join
 
-    def fits(choice: Division) -> bool:
-        if choice.shares > 1 and (choice.shares > blocks or share_bytes(rows, h_q, choice.shares) > SHARES_BYTES):
-            return False
-        if choice.cluster == 1:
-            return True
-        return replace(choice, shares=1) not in without and (choice.parts == 1 or ctas(choice) <= multiprocessors)
+    whole = [Division(heads, 1) for heads in reversed(CTA_HEADS) if heads <= cta_heads(h_q)]
+    pairs = shared(h_q, cache_format, dtype, 1)
+    if pairs is not None and pairs not in without:
+        whole.append(pairs)
+    counts = range(2, most_shares(rows, h_q, blocks) + 1)
+    return min((*whole, *(replace(choice, shares=shares) for choice in whole for shares in counts)), key=us)
 
-    # Where both were timed, shares took as long as parts at most; and parts want all of their clusters to run at once.
-    parts = PARTS if recorded else (1,)
-    alone = itertools.product((heads for heads in reversed(CTA_HEADS) if heads <= cta_heads(h_q)), parts)
-    pairs = (shared(h_q, cache_format, dtype, count) for count in parts)
-    choices = [*itertools.starmap(Division, alone), *(pair for pair in pairs if pair is not None)]
-    counts = () if recorded else range(2, MAX_SHARES + 1)
-    several = [replace(choice, shares=shares) for choice in choices for shares in counts]
-    return min(filter(fits, (*choices, *several)), key=us)
+
+def most_shares(rows: int, h_q: int, blocks: int) -> int:
+    """Of a row, as far as there are blocks, and memory for them; 1 where there is not."""
+    most = min(MAX_SHARES, blocks)
+    return next((shares for shares in range(most, 1, -1) if share_bytes(rows, h_q, shares) <= SHARES_BYTES), 1)
+
+
+def workspace_limit(problem: Problem) -> int:
+    """Bytes of workspace that a call needs at most, on every GPU."""
+    if problem.options.splits is not None:
+        return 0
+    return share_bytes(problem.rows, problem.h_q, most_shares(problem.rows, problem.h_q, _blocks(problem)))
+
+
+def _blocks(problem: Problem) -> int:
+    """Of entries, that a row has at most."""
+    return sum(-(-cache.topk // _TILE) for cache in problem.caches)
 
 
 def share_bytes(rows: int, h_q: int, shares: int) -> int:
@@ -198,19 +196,17 @@ def plan(
     arch: Arch,
     multiprocessors: int,
     without: Collection[Division] = (),
-    recorded: bool = False,
 ) -> Plan:
     """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
     be that large.
 
-    With `splits` given nothing depends on other rows of the batch. `without`, `recorded`: as `division` takes them.
+    With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
     """
-    blocks = sum(-(-cache.topk // _TILE) for cache in problem.caches)
     parts = problem.options.splits
     cache_format, dtype = problem.options.cache_format, problem.dtype
     if parts is None:
-        sizes = max(problem.rows, 1), problem.h_q, blocks, multiprocessors
-        chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype, recorded=recorded)
+        sizes = max(problem.rows, 1), problem.h_q, _blocks(problem), multiprocessors
+        chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype)
     else:
         # No GPU is asked whether it can run so large a cluster: pairs make none that was portable too large for it.
         chosen = Division(cta_heads(problem.h_q), parts)

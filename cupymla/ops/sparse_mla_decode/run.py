@@ -18,6 +18,7 @@ CALLS = Calls(
     cuda.bind,
     by_reference(ARGUMENTS, reference.sparse_mla_decode, cuda.wanted),
     look=look,
+    size=cuda.workspace_bytes,
 )
 """Those of the public function."""
 

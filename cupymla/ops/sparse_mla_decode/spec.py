@@ -35,6 +35,7 @@ class Views:
     extra_topk_length: View | None = None
     out: View | None = None
     lse: View | None = None
+    workspace: View | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Options:
     splits: int | None = option(None, Integer(1, MAX_SPLITS, optional=True))
 
 
-ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("out", "lse"))
+ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("out", "lse"), has_workspace=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def read(
     splits: Any = None,
     out: Any = None,
     lse: Any = None,
+    workspace: Any = None,
 ) -> tuple[Views, Problem]:
     """Check a call. Raises InputError."""
     validation = Validation(OPERATOR)
@@ -150,6 +152,7 @@ def read(
     (out_shape, _), (lse_shape, _) = problem.results
     views.out = validation.shaped(out, "out", out_shape, (q_seen.dtype,), "rows", output=True)
     views.lse = validation.shaped(lse, "lse", lse_shape, ("float32",), output=True)
+    views.workspace = validation.workspace(workspace, q_seen)
     validation.separate()
     return views, problem
 
