@@ -107,6 +107,9 @@ OUT_OF_MEMORY = "out of memory"
 LOGITS = "logits"
 """Among the names of gradients."""
 
+FEW = "gradients of fewer than 32 numbers"
+"""The name of all such together."""
+
 INDEXED = "indexed_attention"
 OPTIONS: dict[str, dict[str, Any]] = {
     "mistral_large4": {
@@ -354,9 +357,21 @@ def logits_and_gradients(model: Any, sequences: Iterable[Any]) -> list[dict[str,
         model.zero_grad()
         logits = model(ids, use_cache=False).logits.float()
         torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
-        gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-        found.append({LOGITS: logits.detach(), **gradients})
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append({LOGITS: logits.detach(), **few_as_one(gradients)})
     return found
+
+
+def few_as_one(gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """In float32, and those of fewer than 32 numbers as one: each may be lucky in bfloat16 of either side.
+
+    Of hyper-connections some are next to zero in float32, and have relative errors above 1 in a model's own code.
+    """
+    import torch
+
+    few = [gradient.float().flatten() for gradient in gradients.values() if gradient.numel() < 32]
+    many = {name: gradient.float() for name, gradient in gradients.items() if gradient.numel() >= 32}
+    return many | ({FEW: torch.cat(few)} if few else {})
 
 
 def row_of(work: Work) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers_kit import FORWARD, HERE, SIZES, TOKENS, few_as_one, model_of, states, tokens  # noqa: E402
+from transformers_kit import FORWARD, HERE, SIZES, TOKENS, model_of, states, tokens  # noqa: E402
 
 from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
 from cupymla.interop.transformers import families, masks  # noqa: E402
-from cupymla_lab.models import compared, rms_error  # noqa: E402
+from cupymla_lab.models import compared, few_as_one, rms_error  # noqa: E402
 
 KEYS = [family for family in HERE if family != "glm5_next_text"]
 """Families whose indexers rank keys, and whose layers all know of packed sequences."""

@@ -113,13 +113,6 @@ def off(found: Any, right: Any) -> float:
     return float((found - right).norm() / right.norm())
 
 
-def few_as_one(gradients: dict[str, Any]) -> dict[str, Any]:
-    """In float32, and those of fewer than 32 numbers as one: each may be lucky in bfloat16 of either side."""
-    few = [gradient.float().flatten() for gradient in gradients.values() if gradient.numel() < 32]
-    many = {name: gradient.float() for name, gradient in gradients.items() if gradient.numel() >= 32}
-    return many | ({"few": torch.cat(few)} if few else {})
-
-
 def masked(kept: Any) -> dict[str, Any]:
     """A padding mask, and positions that count what it leaves."""
     return {"attention_mask": kept, "position_ids": (kept.cumsum(-1) - 1).clamp(min=0)}
