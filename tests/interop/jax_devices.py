@@ -385,6 +385,63 @@ def dsa_attention() -> None:
     np.testing.assert_array_equal(np.isnan(np.asarray(losses).reshape(DEVICES, -1)), [np.arange(32) == 3] * DEVICES)
 
 
+def indexer_training() -> None:
+    """Two sequences, mapped, whose queries are over four devices and whose keys are on each: losses and gradients of
+    one device and a batch axis, those of keys once they are summed; and so where JAX differentiates the losses."""
+    rng = np.random.default_rng(6)
+
+    def normal(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
+        return placed(rng.standard_normal((2, *shape)), dtype)
+
+    rows = {"q": normal(32, 3, 64), "weights": normal(32, 3, dtype=jnp.float32), "mla_q": normal(32, 2, 512)}
+    rows["indices"] = placed(rng.integers(-3, 64, (2, 32, 9)), jnp.int32)
+    rows["target"] = placed(rng.random((2, 32, 9)), jnp.float32)
+    keys = {"k": normal(64, 64), "mla_kv": normal(64, 512)}
+
+    def losses(rows: dict[str, Any], keys: dict[str, Any], q_start: Any) -> Any:
+        scored, options = (rows["q"], keys["k"], rows["weights"]), {"causal": True, "q_start": q_start}
+        sparse = mla.indexer_loss(*scored, rows["indices"], rows["target"], **options)
+        options |= {"dk_dtype": "float32"}
+        gradients = mla.indexer_bwd(*scored, sparse[1], rows["indices"], deterministic=True, **options)
+        dense = mla.indexer_loss_dense(*scored, rows["mla_q"], keys["mla_kv"], **options)
+        by_row = {"loss": sparse[0], "slope": sparse[1], "dq": gradients[0], "dweights": gradients[2]}
+        by_row |= {"dense loss": dense[0], "dense dq": dense[1], "dense dweights": dense[3]}
+        return by_row, {"dk": gradients[1], "dense dk": dense[2]}
+
+    def local(rows: dict[str, Any], keys: dict[str, Any]) -> Any:
+        first = 16 + jax.lax.axis_index("context") * rows["q"].shape[1]
+        return jax.vmap(losses, (0, 0, None))(rows, keys, first)
+
+    def summed(rows: dict[str, Any], keys: dict[str, Any]) -> Any:
+        by_row, by_key = local(rows, keys)
+        return by_row, jax.lax.psum(by_key, "context")
+
+    def near(got: Any, wanted: Any, unit: float, name: str) -> None:
+        four, one = np.asarray(got, np.float32), np.asarray(wanted, np.float32)
+        assert one.any(), name
+        np.testing.assert_allclose(four, one, rtol=unit, atol=unit * np.abs(one).max() / 4, err_msg=name)
+
+    mesh = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    split_rows = jax.P(None, "context")
+    spread = functools.partial(jax.shard_map, mesh=mesh, in_specs=(split_rows, jax.P()))
+    by_row, by_key = losses(rows, keys, 16)
+    made_by_row, made_by_key = jax.jit(spread(summed, out_specs=(split_rows, jax.P())))(rows, keys)
+    for name, whole in {**by_row, **by_key}.items():
+        # Each result is rounded once; sums of keys are float32 in another order.
+        unit = 2 * UNIT if whole.dtype == jnp.bfloat16 else 2.0**-20
+        near({**made_by_row, **made_by_key}[name], whole, unit, name)
+    for prefix in ("", "dense "):
+        spread_loss = spread(lambda rows, keys, p=prefix: local(rows, keys)[0][p + "loss"], out_specs=split_rows)
+
+        def total(q: Any, k: Any, weights: Any, loss: Any = spread_loss) -> Any:
+            return loss({**rows, "q": q, "weights": weights}, {**keys, "k": k}).sum()
+
+        grads = jax.jit(jax.grad(total, (0, 1, 2)))(rows["q"], keys["k"], rows["weights"])
+        near(grads[0], by_row[prefix + "dq"], 2 * UNIT, prefix + "dq")
+        near(grads[1], by_key[prefix + "dk"], 8 * UNIT, prefix + "dk")  # four bfloat16 shares, added in bfloat16
+        near(grads[2], by_row[prefix + "dweights"], 2.0**-20, prefix + "dweights")
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "plain": lambda: compare((), {}),
     "causal": lambda: compare((), {"causal": True, "q_start": 16, "k_stride": 2}),
@@ -399,6 +456,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "dsa_layer": dsa_layer,
     "pools": pools,
     "dsa_attention": dsa_attention,
+    "indexer_training": indexer_training,
     "gpus": forward_on_gpus,
 }
 

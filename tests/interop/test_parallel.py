@@ -41,6 +41,7 @@ def require_right(what: str, told: Told, ranks: int = 1) -> None:
 ON_DEVICES = (
     *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
     *("explicit", "explicit_problems", "explicit_outside", "scaling", "dsa_layer", "pools", "dsa_attention"),
+    "indexer_training",
 )
 ON_RANKS = ("plain", "causal", "batch", "dsa_attention")
 
