@@ -318,8 +318,8 @@ def pools() -> None:
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
-def dsa_attention() -> None:
-    """MLA heads over four devices and all of the indexer on each: outputs and gradients of one device. Rows whose
+def dsa_attention(devices: int = DEVICES) -> None:
+    """MLA heads over some devices and all of the indexer on each: outputs and gradients of one device. Rows whose
     selection differs between devices are told, and no others. Then queries and tokens are split, under a mask."""
     names = ("q", "kv", "iq", "ik", "iw", "attn_sink", "loss_weight")
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
@@ -328,7 +328,8 @@ def dsa_attention() -> None:
     arrays["ik"] = placed(rng.standard_normal((64, 64)), jnp.bfloat16)
     arrays["iw"] = placed(rng.standard_normal((32, 2)), jnp.float32)
     arrays["loss_weight"] = placed(rng.random(32), jnp.float32)
-    mesh = jax.make_mesh((DEVICES,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
+    chosen, auto = jax.devices()[:devices], (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((devices,), ("heads",), axis_types=auto, devices=chosen)
     heads = jax.P(None, "heads")
     specs = {**dict.fromkeys(arrays, jax.P()), "q": heads, "attn_sink": jax.P("heads")}
     slope = placed(rng.standard_normal((32, 4, 512)), jnp.float32)
@@ -343,34 +344,43 @@ def dsa_attention() -> None:
     def local(given: dict[str, Any]) -> Any:
         return mla.dsa_attention(**given, axis_name="heads", check_ranks=True)
 
-    spread = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=(heads, heads, jax.P()))
-    one, results = gradients(lambda given: mla.dsa_attention(**given), arrays)
-    four, results_4 = gradients(spread, arrays)
-    for name in ("q", "attn_sink"):
-        np.testing.assert_array_equal(np.asarray(four[name]), np.asarray(one[name]), err_msg=name)
-    for whole, parts in zip(results, results_4, strict=True):
-        np.testing.assert_array_equal(np.asarray(parts, np.float32), np.asarray(whole, np.float32))
-    for name in ("iq", "ik", "iw", "loss_weight", "kv"):
-        whole, parts = (np.asarray(grads[name], np.float32) for grads in (one, four))
-        # Distributions are float32 sums in another order; of kv four bfloat16 shares are added in bfloat16.
-        unit = {"kv": 8 * UNIT, "iq": UNIT, "ik": UNIT}.get(name, 2.0**-16)
-        np.testing.assert_allclose(parts, whole, rtol=unit, atol=unit * np.abs(whole).max() / 4, err_msg=name)
+    def compared(attention: Any, spread: Any, exact: Sequence[str], tolerance: Callable[[str], Any]) -> None:
+        """Bit by bit what is exact; `tolerance` of the rest by name: of each element, and of the largest one."""
+        (one, results), (four, results_4) = (gradients(function, arrays) for function in (attention, spread))
+        pairs = {name: (one[name], four[name]) for name in names}
+        pairs |= {name: (results[place], results_4[place]) for place, name in enumerate(("out", "lse"))}
+        for name, pair in pairs.items():
+            whole, parts = (np.asarray(array, np.float32) for array in pair)
+            if chosen[0].platform == "gpu":  # as test_dsa_attention.py: fewer heads or rows may be other kernels
+                there = np.isfinite(whole)
+                np.testing.assert_array_equal(np.isfinite(parts), there, err_msg=name)
+                assert np.linalg.norm((parts - whole)[there]) <= 4 * UNIT * np.linalg.norm(whole[there]), name
+            elif name in exact:
+                np.testing.assert_array_equal(parts, whole, err_msg=name)
+            else:
+                each, largest = tolerance(name)
+                np.testing.assert_allclose(parts, whole, rtol=each, atol=largest * np.abs(whole).max(), err_msg=name)
 
-    def of_tokens(given: dict[str, Any]) -> Any:
+    def of_heads(name: str) -> Any:
+        """Distributions are float32 sums in another order; of kv four bfloat16 shares are added in bfloat16."""
+        unit = {"kv": 8 * UNIT, "iq": UNIT, "ik": UNIT}.get(name, 2.0**-16)
+        return unit, unit / 4
+
+    spread = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=(heads, heads, jax.P()))
+    compared(lambda given: mla.dsa_attention(**given), spread, ("q", "attn_sink", "out", "lse"), of_heads)
+
+    def on_device(given: dict[str, Any]) -> Any:
         return mla.dsa_attention(**given, context_axis="context", causal=True, q_start=20)
 
-    mesh_of_tokens = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    def of_tokens(name: str) -> Any:
+        """Both sides round the same float32 sum, taken in two orders, once."""
+        return 2 * UNIT if name in ("kv", "ik", "iq") else 1e-4, 1e-5
+
+    mesh_of_tokens = jax.make_mesh((devices,), ("context",), axis_types=auto, devices=chosen)
     rows = {**dict.fromkeys(arrays, jax.P("context")), "attn_sink": jax.P()}
-    spread = jax.shard_map(of_tokens, mesh=mesh_of_tokens, in_specs=(rows,), out_specs=(jax.P("context"),) * 3)
-    one, results = gradients(lambda given: mla.dsa_attention(**given, causal=True, q_start=20), arrays)
-    four, results_4 = gradients(spread, arrays)
-    for whole, parts in zip((*results, one["q"]), (*results_4, four["q"]), strict=True):
-        np.testing.assert_array_equal(np.asarray(parts, np.float32), np.asarray(whole, np.float32))
-    for name in ("iq", "ik", "iw", "loss_weight", "kv", "attn_sink"):
-        whole, parts = (np.asarray(grads[name], np.float32) for grads in (one, four))
-        # Both sides round the same float32 sum, taken in two orders, once.
-        unit = 2 * UNIT if name in ("kv", "ik", "iq") else 1e-4
-        np.testing.assert_allclose(parts, whole, rtol=unit, atol=1e-5 * np.abs(whole).max(), err_msg=name)
+    spread = jax.shard_map(on_device, mesh=mesh_of_tokens, in_specs=(rows,), out_specs=(jax.P("context"),) * 3)
+    whole = functools.partial(mla.dsa_attention, causal=True, q_start=20)
+    compared(lambda given: whole(**given), spread, ("q", "out", "lse"), of_tokens)
 
     def differing(given: dict[str, Any]) -> Any:
         other = given["indices"].at[3, 2].add(jax.lax.axis_index("heads"))
@@ -382,7 +392,7 @@ def dsa_attention() -> None:
         return jax.grad(total)(weights)
 
     losses = jax.shard_map(differing, mesh=mesh, in_specs=(specs,), out_specs=jax.P("heads"))(arrays)
-    np.testing.assert_array_equal(np.isnan(np.asarray(losses).reshape(DEVICES, -1)), [np.arange(32) == 3] * DEVICES)
+    np.testing.assert_array_equal(np.isnan(np.asarray(losses).reshape(devices, -1)), [np.arange(32) == 3] * devices)
 
 
 def indexer_training() -> None:
@@ -458,6 +468,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "dsa_attention": dsa_attention,
     "indexer_training": indexer_training,
     "gpus": forward_on_gpus,
+    "gpus dsa_attention": lambda: dsa_attention(2),
 }
 
 
