@@ -27,9 +27,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# NumPy and torch read it when they are imported. Most of a small model's products are too small to share: threads that
-# wait for each other gain nothing, and where other programs have the cores, each wait takes a scheduler's time slice
-# (2.5 s a step in place of 0.12 s with two threads on two busy cores, 2026-11-30).
+# NumPy and torch read it when they are imported. A small model's products are too small to share: on two cores two
+# threads take 73 s for the toy size in torch, one takes 35 s (2026-11-30). Where other programs have the cores as well,
+# each wait of threads for each other is a scheduler's time slice: 2.5 s a step in place of 0.12 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dsa.needs import missing_on_gpu, missing_packages, seed_of
