@@ -123,8 +123,8 @@ def test_over_all_gpus(framework: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_heads_over_two_gpus(framework: str, tmp_path: Path) -> None:
-    """`dsa_attention` with its gradients; through NCCL in both frameworks."""
+def test_a_step_over_two_gpus(framework: str, tmp_path: Path) -> None:
+    """`dsa_attention` with its gradients, and in JAX tokens over them as well; by NCCL in both frameworks."""
     require_gpus(framework)
     if framework == "jax":
         require_right("gpus dsa_attention", told_by("jax_devices.py", "gpus dsa_attention"))
