@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from equal_runs_kit import require_equal_runs
 
-MADE = (np.arange(6, dtype=np.float32).reshape(2, 3), np.full(3, np.nan, np.float16))
+MADE: tuple[Any, ...] = (np.arange(6, dtype=np.float32).reshape(2, 3), np.full(3, np.nan, np.float16))
 
 
 class Stream(nullcontext[None]):
