@@ -51,3 +51,10 @@ LARGE: tuple[DenseCase, ...] = (
     _small(530, 300, "large_many_rows", "large", causal=True),
 )
 """For a GPU alone: CTAs that take several tiles of rows, and slices of them."""
+
+REPEATED: tuple[DenseCase, ...] = (
+    _case(512, 2048, 64, 128, "repeated", "large", causal=True, q_start=1536),
+    _small(2300, 8192, "repeated_blocks", "large", dtype="fp16", given_lse=True),
+)
+"""For runs that are compared with each other: 512 CTAs or more of the products, which an H200 takes in several waves,
+for less than a millisecond. Of the first one slices of dk; the second has two blocks of rows."""

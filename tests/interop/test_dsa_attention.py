@@ -207,16 +207,21 @@ def test_gradients_are_those_of_the_objective(framework: str, case: str) -> None
         np.testing.assert_allclose(found[name], exact, rtol=rounding, atol=2.0**-18 * largest, err_msg=name)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("framework", RUNS)
-def test_gradients_on_a_gpu(framework: str, case: str) -> None:
-    """P and its gradient are rounded to 16 bits on the way, so a result is off by some units of these."""
+def require_gpu(framework: str) -> None:
+    """Skips the test without a GPU that has the kernels, for this framework."""
     module = pytest.importorskip(framework)
     if driver.compute_capability(0) != (9, 0):
         pytest.skip("the indexer's kernels are for Hopper")
     if not (module.cuda.is_available() if framework == "torch" else module.default_backend() == "gpu"):
         pytest.skip(f"this {framework} has no GPU")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("framework", RUNS)
+def test_gradients_on_a_gpu(framework: str, case: str) -> None:
+    """P and its gradient are rounded to 16 bits on the way, so a result is off by some units of these."""
+    require_gpu(framework)
     arrays, options = arrays_of(CASES[case])
     found = RUNS[framework](arrays, options, device="cuda")
     wanted = expected(arrays, options, slope_of(arrays))
@@ -228,19 +233,55 @@ def test_gradients_on_a_gpu(framework: str, case: str) -> None:
         assert error <= 2.0**-6 * np.linalg.norm(exact[there]), name
 
 
-@pytest.mark.parametrize("how", ["compile", "checkpoint", "func", "vmap"])
-def test_torch_transforms_change_no_bit(how: str) -> None:
-    torch = pytest.importorskip("torch")
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose results torch makes once more in the backward."""
     from torch.utils import checkpoint
 
+    return lambda moving: checkpoint.checkpoint(function, moving, use_reentrant=False)
+
+
+def wrapped(how: str, backend: str = "inductor") -> Callable[..., Any]:
+    """What makes a function of torch a compiled one, one that is recomputed, or both."""
+    import torch
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        return torch.compile(function, backend=backend, fullgraph=True)
+
+    ways = {"compile": compiled, "checkpoint": recomputed, "both": lambda function: compiled(recomputed(function))}
+    return ways[how]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["compile", "checkpoint", "both"])
+def test_torch_transforms_change_no_bit_on_a_gpu(how: str) -> None:
+    require_gpu("torch")
+    arrays, options = arrays_of(CASES["sink"])
+    options["deterministic"] = True
+    plain = in_torch(arrays, options, device="cuda")
+    for name, array in in_torch(arrays, options, wrapped(how), device="cuda").items():
+        np.testing.assert_array_equal(array, plain[name], err_msg=name)
+
+
+@pytest.mark.gpu
+def test_what_jax_recomputes_has_the_same_bits_on_a_gpu() -> None:
+    """In a compiled step."""
+    require_gpu("jax")
+    import jax
+
+    arrays, options = arrays_of(CASES["sink"])
+    options["deterministic"] = True
+    plain = in_jax(arrays, options, device="cuda")
+    for name, array in in_jax(arrays, options, jax.checkpoint, device="cuda").items():
+        np.testing.assert_array_equal(array, plain[name], err_msg=name)
+
+
+@pytest.mark.parametrize("how", ["compile", "checkpoint", "both", "func", "vmap"])
+def test_torch_transforms_change_no_bit(how: str) -> None:
+    torch = pytest.importorskip("torch")
     arrays, options = arrays_of(CASES["sink"])
     plain = in_torch(arrays, options)
-    if how in ("compile", "checkpoint"):
-        wraps: dict[str, Callable[..., Any]] = {
-            "compile": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
-            "checkpoint": lambda f: lambda moving: checkpoint.checkpoint(f, moving, use_reentrant=False),
-        }
-        found = in_torch(arrays, options, wraps[how])
+    if how not in ("func", "vmap"):
+        found = in_torch(arrays, options, wrapped(how, "aot_eager"))
         for name, array in plain.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
         return

@@ -41,6 +41,7 @@ def require_right(what: str, told: Told, ranks: int = 1) -> None:
 ON_DEVICES = (
     *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
     *("explicit", "explicit_problems", "explicit_outside", "scaling", "dsa_layer", "pools", "dsa_attention"),
+    "indexer_training",
 )
 ON_RANKS = ("plain", "causal", "batch", "dsa_attention")
 
@@ -99,17 +100,34 @@ def test_torch_over_two_ranks(what: str, on_ranks: Told) -> None:
     require_right(what, on_ranks, ranks=2)
 
 
+def require_gpus(framework: str) -> int:
+    """How many there are; skips the test without two that have the kernels."""
+    pytest.importorskip(framework)
+    if driver.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    if driver.compute_capability(0) != (9, 0):
+        pytest.skip("the kernels are for Hopper")
+    return driver.device_count()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_over_all_gpus(framework: str, tmp_path: Path) -> None:
     """The forward; gradients take the same collectives and are compared on CPU devices."""
-    pytest.importorskip(framework)
-    count = driver.device_count()
-    if count < 2:
-        pytest.skip("needs two GPUs")
-    if driver.compute_capability(0) != (9, 0):
-        pytest.skip("the kernel is for Hopper")
+    count = require_gpus(framework)
     if framework == "jax":
         require_right("gpus", told_by("jax_devices.py", "gpus"))
         return
     require_right("gpu", told_by("torch_ranks.py", str(count), str(tmp_path / "meet"), "gpu"), ranks=count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_step_over_two_gpus(framework: str, tmp_path: Path) -> None:
+    """`dsa_attention` with its gradients, and in JAX tokens over them as well; by NCCL in both frameworks."""
+    require_gpus(framework)
+    if framework == "jax":
+        require_right("gpus dsa_attention", told_by("jax_devices.py", "gpus dsa_attention"))
+        return
+    told = told_by("torch_ranks.py", "2", str(tmp_path / "meet"), "gpu dsa_attention")
+    require_right("gpu dsa_attention", told, ranks=2)

@@ -1,4 +1,4 @@
-"""The indexer's operators on a GPU: large problems, exact bits, hundreds of equal runs beside other work."""
+"""The indexer's operators on a GPU: large problems, exact bits, equal runs beside other work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from equal_runs_kit import require_equal_runs
 
 import cupymla
 from cupymla.testing import compare
@@ -93,16 +94,7 @@ def test_a_score_has_the_same_bits_wherever_it_stands() -> None:
 
 
 @pytest.mark.gpu
-def test_a_thousand_equal_runs_beside_other_work() -> None:
-    scores = arguments_on(cupy, TOPK.cases.inputs(TOPK.cases.LARGE[1], 3))
-    logits = arguments_on(cupy, LOGITS.cases.inputs(LOGITS.cases.LARGE[0], 3))
-    first_scores, first_logits = cupymla.topk(**scores), cupymla.indexer_logits(**logits)
-    ready_scores, ready_logits = cupymla.topk.prepare(**scores), cupymla.indexer_logits.prepare(**logits)
-    other, noise = cupy.cuda.Stream(non_blocking=True), cupy.ones((2048, 2048), np.float32)
-    differ = cupy.zeros(2, np.int64)
-    for _ in range(1000):
-        with other:
-            noise @ noise
-        differ[0] += sum((a != b).sum() for a, b in zip(ready_scores(), first_scores, strict=True))
-        differ[1] += (ready_logits().view(np.int32) != first_logits.view(np.int32)).sum()
-    assert differ.get().tolist() == [0, 0]
+@pytest.mark.parametrize(("subject", "case"), [(TOPK, TOPK.cases.LARGE[1]), (LOGITS, LOGITS.cases.LARGE[0])])
+def test_a_thousand_equal_runs_beside_other_work(subject: Subject, case: Any) -> None:
+    call: Any = subject.call
+    require_equal_runs(cupy, call.prepare(**arguments_on(cupy, subject.cases.inputs(case, 3))))

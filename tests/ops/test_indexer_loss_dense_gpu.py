@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from equal_runs_kit import require_equal_runs
 
 import cupymla
 from cupymla.testing import compare
@@ -46,13 +47,11 @@ def test_large_problems(case: Any) -> None:
     assert not dq[others].any() and not dweights[others].any()
 
 
-@pytest.mark.parametrize("case", [LARGE[0], BENCH[0]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SUBJECT.cases.REPEATED, ids=lambda case: case.name)
 def test_results_are_equal_in_every_run(case: Any) -> None:
+    """Beside other work."""
     given = arguments_on(cupy, SUBJECT.cases.inputs(case, 1)) | {"dk_dtype": "float32"}
-    results = cupymla.indexer_loss_dense(**given)
-    for _ in range(20):
-        for first, again in zip(results, cupymla.indexer_loss_dense(**given), strict=True):
-            assert bool((first == again).all())
+    require_equal_runs(cupy, cupymla.indexer_loss_dense.prepare(**given))
 
 
 def test_a_graph_replays_every_stage() -> None:

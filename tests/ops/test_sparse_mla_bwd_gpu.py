@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from equal_runs_kit import require_equal_runs
 from mla_gpu_kit import OnGpu
 from non_finite_kit import WHERE, non_finite_problem
 
@@ -117,21 +118,9 @@ def test_chunks_of_queries_add_up(cp: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("heads", [128, 64, 16])
 def test_deterministic_bits_hold_beside_other_work(cp: Any, heads: int) -> None:
-    """Of 1000 runs, each compared with the first, on the GPU."""
     case = sized(heads, 576, 512, 300, 600, "_x", "options", deterministic=True, selection="full", sink="finite")
     _, arguments = problem(cp, case=case)
-    prepared = cupymla.sparse_mla_bwd.prepare(**arguments)
-    noise = cp.cuda.Stream(non_blocking=True)
-    busy = cp.ones((2048, 2048), np.float32)
-    first = [result.copy() for result in prepared()]
-    differing = cp.zeros((), bool)
-    for repeat in range(1000):
-        if repeat % 3 == 0:
-            with noise:
-                busy @ busy
-        for result, wanted in zip(prepared(), first, strict=True):
-            differing |= (result.view(cp.uint8) != wanted.view(cp.uint8)).any()
-    assert not bool(differing)
+    require_equal_runs(cp, cupymla.sparse_mla_bwd.prepare(**arguments))
 
 
 def test_no_queries_and_no_keys(cp: Any) -> None:

@@ -3,15 +3,15 @@
 Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, section 2.1) and the lightning indexer
 of DeepSeek-V3.2 (section 2.1): index scores are sums over index heads of weight * relu(query . key), with rotary
 positions; `indexer_topk` selects the top-k tokens by score, from bfloat16 queries and keys; they are attended to; the
-indexer alone is trained by the KL divergence between its softmax and the attention distribution, over the selected
-tokens. `dsa_attention` makes all these gradients in one backward. The KL loss counts by a weight for each layer and
-query, and the gradient of that weight is the loss itself.
+indexer alone is trained by the KL divergence between its softmax and the attention distribution. In the sparse training
+that is over the selected tokens, and `dsa_attention` makes all these gradients in one backward; beside dense attention
+it is over all tokens, by `indexer_loss_dense`. The KL loss counts by a weight for each layer, and the gradient of that
+weight is the sum of the losses itself.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -86,16 +86,16 @@ def absorbed(p: Params, x: Any, setting: Setting) -> tuple[Any, Any]:
 
 
 def projected(p: Params, x: Any) -> tuple[Any, Any, Any]:
-    """The indexer's queries [batch, s, heads, channels], keys [batch, s, channels] and weights [batch, s, heads]."""
-    q = rotary(rms(jnp.einsum("bsd,dhe->bshe", x, p["index_q"])))
-    return q, rotary(rms(x @ p["index_k"])), x @ p["index_w"] * q.shape[-1] ** -0.5
+    """The indexer's queries [batch, s, heads, channels] and keys [batch, s, channels], bfloat16, and its weights
+    [batch, s, heads]."""
+    q, k = rotary(rms(jnp.einsum("bsd,dhe->bshe", x, p["index_q"]))), rotary(rms(x @ p["index_k"]))
+    return q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), x @ p["index_w"] * q.shape[-1] ** -0.5
 
 
 def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
     """The tokens that the indexer selects, [batch, s, topk] int32; -1 where a query has fewer. It has no gradient."""
-    q, k, weights = (jax.lax.stop_gradient(part) for part in (q, k, weights))
-    topk = min(topk, k.shape[1])
-    return mla.indexer_topk(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), weights, topk, causal=True)[0]
+    q, k, weights = jax.lax.stop_gradient((q, k, weights))
+    return mla.indexer_topk(q, k, weights, min(topk, k.shape[1]), causal=True)[0]
 
 
 def causal(length: int) -> Any:
@@ -110,9 +110,11 @@ def dense_scores(q: Any, kv: Any, scale: float) -> Any:
 
 
 def dense_attention(q: Any, kv: Any, scale: float) -> tuple[Any, Any]:
-    """(out, weights [batch, s, heads, s]) of attention to every token so far: what sparse attention is measured by."""
-    weights = jax.nn.softmax(dense_scores(q, kv, scale), -1)
-    return jnp.einsum("bsht,btc->bshc", weights.astype(kv.dtype), kv[..., :D_LATENT]), weights
+    """(out, lse [batch, s, heads]) of attention to every token so far: what sparse attention is measured by."""
+    scores = dense_scores(q, kv, scale)
+    weights = jax.nn.softmax(scores, -1)
+    out = jnp.einsum("bsht,btc->bshc", weights.astype(kv.dtype), kv[..., :D_LATENT])
+    return out, jax.nn.logsumexp(jax.lax.stop_gradient(scores), -1)
 
 
 def selected(scores: Any, topk: int) -> Any:
@@ -121,61 +123,52 @@ def selected(scores: Any, topk: int) -> Any:
     return jnp.where(values > -jnp.inf, indices, -1).astype(jnp.int32)
 
 
-def index_scores(q: Any, k: Any, weights: Any) -> Any:
-    """The indexer's score of every token for every query, [batch, s, s]; -inf on tokens to come."""
-    products = jax.nn.relu(jnp.einsum("bshe,bte->bsth", q, k))
-    return jnp.where(causal(q.shape[1]), jnp.einsum("bsth,bsh->bst", products, weights), -jnp.inf)
-
-
-def warm_up_loss(weights: Any, indexer: tuple[Any, Any, Any]) -> Any:
-    """The KL loss of each query over every token so far, [batch, s], by JAX alone; the attention is a constant."""
-    target = jax.lax.stop_gradient(weights).mean(2)
-    log_index = jnp.where(causal(target.shape[1]), jax.nn.log_softmax(index_scores(*indexer), -1), 0)
-    return jnp.where(target > 0, target * (jnp.log(jnp.maximum(target, 1e-20)) - log_index), 0).sum(-1)
+def random_selection(key: Any, setting: Setting, shape: tuple[int, ...]) -> Any:
+    """Tokens that every query of every layer may see, drawn anew for each: [layers, batch, s, topk] int32."""
+    order = jax.random.uniform(key, (setting.layers, *shape, shape[-1]))
+    return selected(jnp.where(causal(shape[-1]), order, -jnp.inf), setting.topk)
 
 
 def overlap(q: Any, kv: Any, chosen: Any, setting: Setting) -> Any:
     """How many of a query's topk most attended tokens are selected, over queries that have to choose."""
-    lse = jax.nn.logsumexp(dense_scores(q, kv, setting.sm_scale), -1)
-    everything = jnp.broadcast_to(jnp.arange(q.shape[1], dtype=jnp.int32), (*q.shape[:2], q.shape[1]))
-    attended = mla.attn_dist(q, kv, everything, lse, sm_scale=setting.sm_scale, causal=True)
+    attended = jax.nn.softmax(dense_scores(q, kv, setting.sm_scale), -1).sum(2)
     wanted = selected(jnp.where(causal(q.shape[1]), attended, -jnp.inf), setting.topk)
     hit = (wanted[..., :, None] == chosen[..., None, :]).any(-1)
     return hit[:, setting.topk :].mean()
 
 
 def attention(
-    p: Params, x: Any, weights: Any, setting: Setting, kind: str, key: Any, measure: bool
+    p: Params, x: Any, weight: Any, chosen: Any, setting: Setting, kind: str, measure: bool
 ) -> tuple[Any, Any, Any]:
-    """The layer's update of x, what the indexer adds to the loss, and the selection's overlap if it is asked for."""
+    """The layer's update of x, what the indexer adds to the loss, and the selection's overlap if it is asked for.
+    `chosen` is a selection that is not the indexer's, or None."""
     q, kv = absorbed(p, x, setting)
+    constants = jax.lax.stop_gradient((q, kv))
     indexer = projected(p, jax.lax.stop_gradient(x))
-    if kind == "random":
-        order = jax.random.uniform(key, (*x.shape[:2], x.shape[1]))
-        indices = selected(jnp.where(causal(x.shape[1]), order, -jnp.inf), setting.topk)
-    else:
-        indices = indexed(*indexer, setting.topk)
+    indices = indexed(*indexer, setting.topk) if chosen is None else chosen
     if kind == "dense":
-        out, attended = dense_attention(q, kv, setting.sm_scale)
-        added = weights * warm_up_loss(attended, indexer)
+        out, lse = dense_attention(q, kv, setting.sm_scale)
+        options = {"mla_lse": lse, "sm_scale": setting.sm_scale, "causal": True}
+        added = weight * mla.indexer_loss_dense(*indexer, *constants, **options)[0].sum()
     else:
-        narrow = (array.astype(jnp.bfloat16) for array in indexer[:2])
-        options = {"loss_weight": weights, "sm_scale": setting.sm_scale}
-        out, _, added = mla.dsa_attention(q, kv, *narrow, indexer[2], indices, **options)
+        options = {"loss_weight": weight, "sm_scale": setting.sm_scale}
+        out, _, aux = mla.dsa_attention(q, kv, *indexer, indices, **options)
+        added = aux.sum()
     values = jnp.einsum("bshc,hce->bshe", out.astype(jnp.float32), p["up_v"])
-    found = overlap(*jax.lax.stop_gradient((q, kv)), indices, setting) if measure else jnp.zeros(())
-    return jnp.einsum("bshe,hed->bsd", values, p["out"]), added.sum(), found
+    found = overlap(*constants, indices, setting) if measure else jnp.zeros(())
+    return jnp.einsum("bshe,hed->bsd", values, p["out"]), added, found
 
 
 def losses(
     params: Params, weights: Any, batch: Any, setting: Setting, kind: str, key: Any, measure: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """What is differentiated, and the loss and the overlap. `weights` [layers, batch, s] are those of the KL loss."""
-    x = rms(params["embed"][batch[:, :-1]])
+    """What is differentiated, and the loss and the overlap. `weights` [layers] are those of the KL loss."""
+    inputs = batch[:, :-1]
+    x = rms(params["embed"][inputs])
+    chosen = random_selection(key, setting, inputs.shape) if kind == "random" else [None] * setting.layers
     added, found = jnp.zeros(()), jnp.zeros(())
-    for number, p in enumerate(params["layers"]):
-        key_here = jax.random.fold_in(key, number)
-        update, more, hit = attention(p, rms(x, p["norms"][0]), weights[number], setting, kind, key_here, measure)
+    for p, weight, own in zip(params["layers"], weights, chosen, strict=True):
+        update, more, hit = attention(p, rms(x, p["norms"][0]), weight, own, setting, kind, measure)
         x = x + update
         x = x + jax.nn.gelu(rms(x, p["norms"][1]) @ p["up"]) @ p["down"]
         added, found = added + more, found + hit / setting.layers
@@ -185,9 +178,8 @@ def losses(
 
 
 def loss_weights(setting: Setting) -> Any:
-    """Weights of the KL loss, [layers, batch, s]: their sum is `kl_weight`."""
-    rows = setting.layers, setting.batch, setting.length
-    return jnp.full(rows, setting.kl_weight / math.prod(rows))
+    """Weights of the KL loss of each layer's queries, [layers]: those of all queries are `kl_weight` together."""
+    return jnp.full(setting.layers, setting.kl_weight / setting.queries)
 
 
 @functools.cache
@@ -210,7 +202,7 @@ def update(state: Any, batch: Any, setting: Setting, kind: str) -> tuple[Any, di
     second = 0.95 * second + 0.05 * slope * slope
     step = (first / (1 - 0.9**count)) / (jnp.sqrt(second / (1 - 0.95**count)) + 1e-8)
     params = params - setting.rate * jnp.minimum(1, count / 20) * (step + 0.01 * params)
-    return (params, first, second, count), {**parts, "kl": kl.mean()}
+    return (params, first, second, count), {**parts, "kl": kl.sum() / setting.queries}
 
 
 @functools.partial(jax.jit, static_argnames=("setting", "kind"))

@@ -59,37 +59,23 @@ def dense_scores(q: Any, kv: Any, scale: float) -> Any:
 
 
 def dense_attention(q: Any, kv: Any, scale: float) -> tuple[Any, Any]:
-    """(out, weights [batch, s, heads, s]) of attention to every token so far: what sparse attention is measured by."""
-    weights = dense_scores(q, kv, scale).softmax(-1)
-    return torch.einsum("bsht,btc->bshc", weights.to(kv.dtype), kv[..., :D_LATENT]), weights
+    """(out, lse [batch, s, heads]) of attention to every token so far: what sparse attention is measured by."""
+    scores = dense_scores(q, kv, scale)
+    # In float32: many CPUs have no products of bfloat16, and torch takes them one by one there.
+    out = torch.einsum("bsht,btc->bshc", scores.softmax(-1), kv[..., :D_LATENT].float())
+    return out, scores.detach().logsumexp(-1)
 
 
 def indexed(q: Any, k: Any, weights: Any, topk: int) -> Any:
     """The tokens that the indexer selects, [batch, s, topk] int32; -1 where a query has fewer. It has no gradient."""
-    topk = min(topk, k.shape[1])
     q, k, weights = (part.detach() for part in (q, k, weights))
-    return mla.indexer_topk(q.bfloat16(), k.bfloat16(), weights, topk, causal=True)[0]
+    return mla.indexer_topk(q, k, weights, min(topk, k.shape[1]), causal=True)[0]
 
 
 def selected(scores: Any, topk: int) -> Any:
     """The tokens of largest score, [batch, s, topk] int32; -1 where a query has fewer."""
     values, indices = scores.topk(min(topk, scores.shape[-1]))
     return torch.where(values > -math.inf, indices, -1).int()
-
-
-def index_scores(q: Any, k: Any, weights: Any) -> Any:
-    """The indexer's score of every token for every query, [batch, s, s]; -inf on tokens to come."""
-    products = torch.einsum("bshe,bte->bsth", q, k).relu()
-    scores = torch.einsum("bsth,bsh->bst", products, weights)
-    return scores.masked_fill(~causal(q.shape[1], q.device), -math.inf)
-
-
-def warm_up_loss(weights: Any, indexer: tuple[Any, Any, Any]) -> Any:
-    """The KL loss of each query over every token so far, [batch, s], by torch alone; the attention is a constant."""
-    target = weights.detach().mean(2)
-    hidden = ~causal(target.shape[1], target.device)
-    log_index = index_scores(*indexer).log_softmax(-1).masked_fill(hidden, 0)
-    return (torch.special.xlogy(target, target.clamp(min=1e-20)) - target * log_index).sum(-1)
 
 
 class Layer(nn.Module):
@@ -121,24 +107,24 @@ class Layer(nn.Module):
         return q.bfloat16(), kv.bfloat16()
 
     def projected(self, x: Any) -> tuple[Any, Any, Any]:
-        """The indexer's queries [batch, s, heads, channels], keys [batch, s, channels], weights [batch, s, heads]."""
-        q = rotary(rms(torch.einsum("bsd,dhe->bshe", x, self.index_q)))
-        return q, rotary(rms(x @ self.index_k)), x @ self.index_w * q.shape[-1] ** -0.5
+        """The indexer's queries [batch, s, heads, channels] and keys [batch, s, channels], bfloat16, and its weights
+        [batch, s, heads]."""
+        q, k = rotary(rms(torch.einsum("bsd,dhe->bshe", x, self.index_q))), rotary(rms(x @ self.index_k))
+        return q.bfloat16(), k.bfloat16(), x @ self.index_w * q.shape[-1] ** -0.5
 
     def overlap(self, q: Any, kv: Any, chosen: Any) -> Any:
         """How many of a query's topk most attended tokens are selected, over queries that have to choose."""
         s = self.setting
-        lse = dense_scores(q, kv, s.sm_scale).logsumexp(-1)
-        everything = torch.arange(q.shape[1], dtype=torch.int32, device=q.device).expand(*q.shape[:2], -1).contiguous()
-        attended = mla.attn_dist(q, kv, everything, lse, sm_scale=s.sm_scale, causal=True)
+        attended = dense_scores(q, kv, s.sm_scale).softmax(-1).sum(2)
         wanted = selected(attended.masked_fill(~causal(q.shape[1], q.device), -math.inf), s.topk)
         hit = (wanted[..., :, None] == chosen[..., None, :]).any(-1)
         return hit[:, s.topk :].float().mean()
 
-    def attention(self, x: Any, weights: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
+    def attention(self, x: Any, weight: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
         """The layer's update of x, what the indexer adds to the loss, and the selection's overlap where it is asked."""
         s = self.setting
         q, kv = self.absorbed(x)
+        constants = q.detach(), kv.detach()
         indexer = self.projected(x.detach())
         indices = None  # as where all tokens are attended to and nothing is measured
         if kind == "random":
@@ -147,19 +133,20 @@ class Layer(nn.Module):
         elif kind == "indexer" or measure:
             indices = indexed(*indexer, s.topk)
         if kind == "dense":
-            out, attended = dense_attention(q, kv, s.sm_scale)
-            added = weights * warm_up_loss(attended, indexer)
+            out, lse = dense_attention(q, kv, s.sm_scale)
+            options = {"mla_lse": lse, "sm_scale": s.sm_scale, "causal": True}
+            added = weight * mla.indexer_loss_dense(*indexer, *constants, **options)[0].sum()
         else:
-            narrow = (tensor.bfloat16() for tensor in indexer[:2])
-            options = {"loss_weight": weights, "sm_scale": s.sm_scale}
-            out, _, added = mla.dsa_attention(q, kv, *narrow, indexer[2], indices, **options)
+            options = {"loss_weight": weight, "sm_scale": s.sm_scale}
+            out, _, aux = mla.dsa_attention(q, kv, *indexer, indices, **options)
+            added = aux.sum()
         values = torch.einsum("bshc,hce->bshe", out.float(), self.up_v)
-        found = self.overlap(q.detach(), kv.detach(), indices) if measure else torch.zeros(())
-        return torch.einsum("bshe,hed->bsd", values, self.out), added.sum(), found
+        found = self.overlap(*constants, indices) if measure else torch.zeros(())
+        return torch.einsum("bshe,hed->bsd", values, self.out), added, found
 
-    def forward(self, x: Any, weights: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
+    def forward(self, x: Any, weight: Any, kind: str, measure: bool) -> tuple[Any, Any, Any]:
         """x after this layer, what the indexer adds to the loss, and the overlap."""
-        update, added, hit = self.attention(rms(x, self.norms[0]), weights, kind, measure)
+        update, added, hit = self.attention(rms(x, self.norms[0]), weight, kind, measure)
         x = x + update
         hidden = functional.gelu(rms(x, self.norms[1]) @ self.up, approximate="tanh")
         return x + hidden @ self.down, added, hit
@@ -177,12 +164,12 @@ class Transformer(nn.Module):
         self.head = matrix(s.width, s.vocabulary, fan=s.width)
 
     def forward(self, batch: Any, weights: Any, kind: str, measure: bool = False) -> tuple[Any, dict[str, Any]]:
-        """What is differentiated, and the loss and the overlap; `weights` [layers, batch, s] of the KL loss."""
+        """What is differentiated, and the loss and the overlap; `weights` [layers] of the KL loss."""
         # By an index, its gradient would add the rows of a frequent byte one after the other.
         x = rms(functional.embedding(batch[:, :-1], self.embed))
         total, found = 0.0, 0.0
-        for layer, own in zip(self.layers, weights, strict=True):
-            x, added, hit = layer(x, own, kind, measure)
+        for layer, weight in zip(self.layers, weights, strict=True):
+            x, added, hit = layer(x, weight, kind, measure)
             total, found = total + added, found + hit / self.setting.layers
         logits = rms(x, self.norm) @ self.head
         entropy = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten().long())
@@ -190,9 +177,8 @@ class Transformer(nn.Module):
 
 
 def loss_weights(s: Setting, device: str) -> Any:
-    """Weights of the KL loss, [layers, batch, s]: their sum is `kl_weight`."""
-    rows = s.layers, s.batch, s.length
-    return torch.full(rows, s.kl_weight / math.prod(rows), device=device, requires_grad=True)
+    """Weights of the KL loss of each layer's queries, [layers]: those of all queries are `kl_weight` together."""
+    return torch.full((s.layers,), s.kl_weight / s.queries, device=device, requires_grad=True)
 
 
 class Model:
@@ -243,7 +229,7 @@ class Model:
         self._optimizer.zero_grad()
         total.backward()
         self._optimizer.step()
-        return {"loss": parts["loss"].detach(), "kl": weights.grad.mean()}
+        return {"loss": parts["loss"].detach(), "kl": weights.grad.sum() / self._setting.queries}
 
     @torch.no_grad()
     def evaluate(self, batch: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:

@@ -61,12 +61,17 @@ class Setting:
         """Scores are as large as those of the queries and keys before absorption."""
         return float((self.d_nope + D_ROPE) ** -0.5)
 
+    @property
+    def queries(self) -> int:
+        """Queries of a step, those of all layers: so many KL losses it has."""
+        return self.layers * self.batch * self.length
+
 
 SETTINGS = {
     "test": Setting(1, 32, 2, 2, 32, 4, 3, 2, 2, 3e-3, 1 << 16),
     # As short as tells an indexer that has learned from chance.
     "brief": Setting(1, 64, 2, 2, 96, 12, 200, 3, 100, 3e-3, 1 << 20),
-    "toy": Setting(2, 64, 2, 2, 96, 12, 100, 60, 20, 3e-3, 1 << 20),
+    "toy": Setting(2, 64, 2, 2, 96, 12, 100, 40, 20, 3e-3, 1 << 20),
     # Two minutes on an H200 in JAX: the dense attention that it is compared with is most of it.
     "full": Setting(4, 512, 16, 8, 1024, 64, 500, 500, 50, 6e-4, 1 << 24, 64, 64, 256, 8, 64),
 }
