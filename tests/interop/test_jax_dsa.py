@@ -147,14 +147,17 @@ def problem(family: str) -> SimpleNamespace:
 
 def layers(params: Any, hidden: Any, rotary: Any, conventions: Any, selections: Any = None, **options: Any) -> Any:
     """(sum of outputs, selections, caches) of layers, which share what they have no parameters for."""
-    total, indices, latents, made, caches = 0.0, None, None, [], []
+    total: Any = 0.0
+    indices, latents = None, None
+    made: list[Any] = []
+    caches: list[Any] = []
     pages = options.pop("caches", [None] * len(params))
     options.setdefault("positions", jnp.arange(TOKENS)[None])
     for own, given in zip(params, pages, strict=True):
         stores, selects = "kv_a_proj_with_mqa.weight" in own, "indexer.wk.weight" in own
         if selects:
             indices = None if selections is None else selections[len(made)]
-        shared = None if stores or given is not None else latents
+        shared: Any = None if stores or given is not None else latents
         cache = given if stores or given is None else given._replace(latents=caches[-1].latents)
         found = dsa.layer(own, hidden, rotary, conventions, indices=indices, latents=shared, cache=cache, **options)
         total, indices, latents = total + found.out, found.indices, found.latents
@@ -181,7 +184,7 @@ def test_output_and_gradients_are_those_of_transformers(family: str) -> None:
     """
     given = problem(family)
     seen = [jnp.where(ids <= jnp.arange(TOKENS)[:, None], ids, -1) for ids in given.exact[2]]
-    run = functools.partial(layers, conventions=given.conventions, selections=seen)
+    run: Any = functools.partial(layers, conventions=given.conventions, selections=seen)
     (out, _), (grads, d_hidden) = gradients(given, run)
     assert error(out, given.exact[0]) <= 2 * error(given.coarse[0], given.exact[0])
     found = {f"{place}.{name}": grad for place, one in enumerate(grads) for name, grad in one.items()}
@@ -199,7 +202,7 @@ def test_output_and_gradients_are_those_of_transformers(family: str) -> None:
 def test_selection_is_that_of_transformers_but_for_near_ties(family: str) -> None:
     """Queries and keys in bfloat16 move a score by some units of 2**-8 of the row's largest one, no more."""
     given = problem(family)
-    run = jax.jit(lambda *arrays: layers(*arrays, given.conventions)[1])  # the attention is not compiled
+    run = jax.jit(lambda *arrays: layers(*arrays, conventions=given.conventions)[1])  # the attention is not compiled
     selections = run(given.params, given.hidden, given.rotary)
     pool = MODULES[family][2].get("index_kpool", 1)
     for ours_all, theirs_all, of_pools in zip(selections, given.exact[2], given.scores, strict=True):
@@ -379,7 +382,7 @@ def test_what_parameters_ask_for_is_needed_or_refused() -> None:
         layer = functools.partial(dsa.layer, conventions=conventions, rotary=rotary, **options)
         jax.eval_shape(layer, params, given.hidden)
 
-    for params, raised, options in (
+    refused: Any = (
         (own, InputError, {"loss_weight": 1.0, "indices": jnp.zeros((2, TOKENS, 1), jnp.int32), "of": "loss_weight"}),
         (no_keys, InputError, {"of": "latents"}),
         ({**given.params, "softmax_scaling.scale": jnp.ones(2)}, InputError, {"of": "positions"}),
@@ -388,7 +391,8 @@ def test_what_parameters_ask_for_is_needed_or_refused() -> None:
         (narrow, UnsupportedError, {"of": "kv_lora_rank=64"}),
         (pools, UnsupportedError, {"loss_weight": 1.0, "of": "training of an indexer that ranks pools"}),
         (pools, UnsupportedError, {"conventions": dataclasses.replace(given.conventions, index_fp8=True), "of": "fp8"}),
-    ):
+    )
+    for params, raised, options in refused:
         with pytest.raises(raised, match=options.pop("of")):
             call(params, **options)
 
