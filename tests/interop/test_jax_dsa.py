@@ -202,7 +202,9 @@ def test_output_and_gradients_are_those_of_transformers(family: str) -> None:
 def test_selection_is_that_of_transformers_but_for_near_ties(family: str) -> None:
     """Queries and keys in bfloat16 move a score by some units of 2**-8 of the row's largest one, no more."""
     given = problem(family)
-    run = jax.jit(lambda *arrays: layers(*arrays, conventions=given.conventions)[1])  # the attention is not compiled
+    run = jax.jit(
+        lambda params, hidden, rotary: layers(params, hidden, rotary, given.conventions)[1]
+    )  # the attention is not compiled
     selections = run(given.params, given.hidden, given.rotary)
     pool = MODULES[family][2].get("index_kpool", 1)
     for ours_all, theirs_all, of_pools in zip(selections, given.exact[2], given.scores, strict=True):
