@@ -108,8 +108,9 @@ def _replaced(model: Any, kind: type) -> type:
         (slice(TOKENS - 5, None), 8, [0, 9]),
         (slice(0, 5), 32, [16, 21]),
         (slice(TOKENS - 5, None), 32, [0, 21]),
+        (slice(5, 7), 32, [16, 21]),
     ],
-    ids=["none", "left", "right", "all left", "all right"],
+    ids=["none", "left", "right", "all left", "all right", "all between"],
 )
 def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
     padding: slice, topk: int, sizes: list[int], static: bool
@@ -136,7 +137,9 @@ def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
         for start, end in itertools.pairwise((0, 8, 16, *range(17, TOKENS + 1))):
             cache.update(torch.zeros(2, 1, end - start, 512), torch.zeros(2, 1, end - start, 0), 1)
             parts += indexer(hidden[:, start:end], latent[:, start:end], kept[:, start:end], cache).unbind(1)
-        found.append([[set(row.tolist()) - {-1} for row in part] for part in parts])
+        found.append([[{*row.tolist()} - {-1} for row in part] for part in parts])
+    named = [row[row >= 0] for part in parts for row in part]
+    assert all(len(row) == len(row.unique()) for row in named), "attention counts each entry"
     assert found[0] == found[1]
     assert [len(row) for row in found[1][20]] == sizes
 
@@ -450,6 +453,30 @@ def test_a_cache_is_its_holders() -> None:
         cache.crop(-6)
         step(cache, 4)
     assert torch.equal(held, before)
+
+
+@pytest.mark.parametrize("family", HERE)
+def test_a_cache_that_the_own_code_began(family: str) -> None:
+    """The index keys of a family that keeps them in float32 are read in the model's dtype from then on."""
+    model = model_of(family, topk=8)
+    for kind, options in ((transformers.DynamicCache, {}), (transformers.StaticCache, {"max_cache_len": TOKENS})):
+        dsa.disable(model)
+        cache = kind(config=model.config, **options)
+        with torch.no_grad():
+            states(model, tokens(count=20), **{FORWARD: cache, "use_cache": True})
+            dsa.enable(model)
+            assert torch.isfinite(states(model, tokens(count=4), **{FORWARD: cache, "use_cache": True})).all()
+        held = [layer.indexer_keys for layer in cache.layers if getattr(layer, "is_indexer_initialized", False)]
+        assert held and all(keys.dtype == torch.bfloat16 for keys in held)
+
+
+def test_a_mask_of_new_tokens_alone_is_named() -> None:
+    model = model_of("glm_moe_dsa")
+    dsa.enable(model)
+    options = {FORWARD: transformers.DynamicCache(config=model.config), "use_cache": True}
+    with torch.no_grad(), pytest.raises(InputError, match=r"'attention_mask': expected .* \[2, 12\], got \[2, 4\]"):
+        states(model, tokens(count=8), **options)
+        states(model, tokens(count=4), attention_mask=torch.ones(2, 4), **options)
 
 
 def test_frozen_keys_and_two_calls_through_one_cache() -> None:

@@ -174,6 +174,24 @@ def test_a_cache_keeps_its_kind() -> None:
     assert not torch.equal(whole[None], whole["fp8"])
 
 
+def test_the_end_of_enabled_gives_the_kind_of_caches_back() -> None:
+    model = model_of("glm_moe_dsa")
+
+    def dtype() -> Any:
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad():
+            states(model, tokens(), **{FORWARD: cache, "use_cache": True})
+        return cache.layers[0].keys.dtype
+
+    kinds: tuple[Literal["fp8"] | None, ...] = (None, "fp8")
+    for outer, inner in zip(kinds, reversed(kinds), strict=True):
+        dsa.enable(model, cache=outer)
+        before = dtype()
+        with dsa.enabled(model, cache=inner):
+            assert dtype() != before
+        assert dtype() == before
+
+
 def test_what_has_no_fp8_rows_is_refused() -> None:
     """Another word, index keys of 64 channels, rows without RoPE, a layer of another kind; nothing changes."""
     with pytest.raises(InputError, match="argument 'cache': expected 'fp8' or None, got 'int8'"):

@@ -133,7 +133,7 @@ def disable(model: Any) -> None:
 
 @contextlib.contextmanager
 def enabled(model: Any, *, cache: Literal["fp8"] | None = None) -> Iterator[Report]:
-    """`enable`, and `disable` at the end. Of a model that is enabled already, nothing changes, at the end neither.
+    """`enable`, and `disable` at the end. A model that is enabled already stays so, and gets its kind of caches back.
 
     Args:
         model: as of `enable`.
@@ -146,13 +146,17 @@ def enabled(model: Any, *, cache: Literal["fp8"] | None = None) -> Iterator[Repo
         InputError: as of `enable`.
         UnsupportedError: the same.
     """
-    before = any(_BEFORE in module.__dict__ for module in model.modules())
+    _check_model(model, "enabled")
+    before = {module: module.__dict__.get(FP8) for module in model.modules() if _BEFORE in module.__dict__}
     report = enable(model, cache=cache)
     try:
         yield report
     finally:
         if not before:
             disable(model)
+        for module, kind in before.items():
+            if kind is not None:
+                module.__dict__[FP8] = kind
 
 
 def _check_model(model: Any, function: str) -> None:

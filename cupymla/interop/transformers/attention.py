@@ -73,6 +73,8 @@ def give_room(cache: Any, layer_idx: int, in_fp8: bool = False) -> None:
         layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
     if class_for is not None:
         layer.__class__ = class_for(kind)
+        if layer.is_initialized and layer.is_indexer_initialized:  # by a family whose own code keeps them in float32
+            layer.indexer_keys = layer.indexer_keys.to(layer.keys.dtype)
 
 
 class _Latents:

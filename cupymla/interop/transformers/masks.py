@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedError
+from ...errors import InputError, UnsupportedError
 
 _VISIBLE = "_cupymla_visible"
 """Attribute of ranges: what `visible_keys` made of them, behind what it was made for."""
@@ -28,6 +28,7 @@ def key_ranges(
     is made by transformers' own function for SDPA, as a bool tensor.
 
     Raises:
+        InputError: the padding mask ends before the queries do, as one of new tokens alone would.
         UnsupportedError: the padding mask of a sequence has holes: its ones do not stand together.
     """
     from transformers import masking_utils
@@ -52,6 +53,9 @@ def key_ranges(
         ends.fill_(q_offset - kv_offset + 1)
     else:
         ends.copy_(torch.arange(1, q_length + 1, device=device) + (q_offset - kv_offset))
+    if attention_mask is not None and isinstance(q_offset, int) and attention_mask.shape[-1] < q_offset + q_length:
+        expected = f"a padding mask of all keys, [{batch_size}, {q_offset + q_length}]"
+        raise InputError("attention_mask", expected, str([*attention_mask.shape]))
     kept = None if attention_mask is None else attention_mask[:, :kv_length].to(torch.bool)
     # What `generate` gives without padding. The host waits, once a step.
     if kept is not None and not kept.all():

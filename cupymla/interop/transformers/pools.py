@@ -58,7 +58,7 @@ def selection(indexer: Any, hidden: Any, make_queries: Callable[[], Any], kept: 
     selected = torch.where(ids[..., None] < 0, -1, selected).flatten(-2)
     count = count * size
     if indexer.index_kpool_always_select_tail and size > 1:
-        tail = _tails(valid, first, places, size)
+        tail = _tails(valid, first, places, ids, size)
         selected, count = torch.cat((tail, selected), -1), count + (size - 1)
     return torch.where(kept[..., None], selected, -1), count
 
@@ -86,13 +86,18 @@ def _pooled(indexer: Any, states: Any, at: Any) -> Any:
     return (shares * keys).sum(2)
 
 
-def _tails(valid: Any, first: Any, places: Any, size: int) -> Any:
-    """[B, S, size - 1] int32: keys that each query sees behind its last full pool, -1 where there is none."""
+def _tails(valid: Any, first: Any, places: Any, ids: Any, size: int) -> Any:
+    """[B, S, size - 1] int32: keys that each query sees behind its last full pool, -1 where there is none.
+
+    ids [B, S, K]: the pools that it selects, -1 for none.
+    """
     batch = len(valid)
     seen = valid.cumsum(-1).gather(1, places.expand(batch, -1))
     behind = torch.arange(size - 1, device=valid.device)
     left = seen % size
     tail = (first + seen - left)[..., None] + behind
     named = (behind < left[..., None]) & (tail <= places[:, None])
+    # Padding between tokens leaves fewer to see than there are places: what is selected already is named once.
+    named &= (ids != (seen // size)[..., None]).all(-1, keepdim=True)
     named &= valid.gather(1, tail.clamp(max=valid.shape[1] - 1).flatten(1)).view(tail.shape)
     return torch.where(named, tail, -1).int()
