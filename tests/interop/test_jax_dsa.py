@@ -399,6 +399,41 @@ def test_what_parameters_ask_for_is_needed_or_refused() -> None:
             call(params, **options)
 
 
+def test_arrays_that_do_not_fit_are_named() -> None:
+    """Not the operators' own arguments, which nobody gave."""
+    given = random_layer(TOKENS)
+    cache = dsa.empty_cache(10, PAGE)
+    pages = {"block_tables": jnp.arange(10, dtype=jnp.int32).reshape(2, 5), "context_lens": jnp.full(2, 20, jnp.int32)}
+    without = {name: array for name, array in given.params.items() if name != "kv_b_proj.weight"}
+    for name, got, options in (
+        ("params['kv_b_proj.weight']", "None", {"params": without}),
+        ("params['q_a_proj.weight']", "None", {"params": {f"self_attn.{n}": a for n, a in given.params.items()}}),
+        ("params['q_a_proj.weight']", "[32, 48] bfloat16", {"hidden": given.hidden[..., :40]}),
+        ("hidden", "[20, 48] bfloat16", {"hidden": given.hidden[0]}),
+        ("hidden", "[2, 20, 48] float32", {"hidden": given.hidden.astype(jnp.float32)}),
+        ("hidden", "[2, 20, 48] float16", {"hidden": given.hidden.astype(jnp.float16), "cache": cache, **pages}),
+        ("rotary", "[2, 20, 64] float32", {"rotary": [jnp.tile(x, 2) for x in given.rotary]}),
+        ("rotary", "[2, 7, 32] float32", {"rotary": [x[:, :7] for x in given.rotary]}),
+        ("cache.latents", "[10, 4, 512] bfloat16", {"cache": dsa.empty_cache(10, PAGE, rotated=0), **pages}),
+        ("cache.keys", "[5, 8, 128] bfloat16", {"cache": cache._replace(keys=dsa.empty_cache(5, 8).keys), **pages}),
+        ("block_tables", "[10] int32", {"cache": cache, **pages, "block_tables": pages["block_tables"].reshape(-1)}),
+        ("context_lens", "[] int", {"cache": cache, **pages, "context_lens": 20}),
+    ):
+        arguments = {"params": given.params, "hidden": given.hidden, "rotary": given.rotary} | options
+        with pytest.raises(InputError) as raised:
+            dsa.layer(conventions=given.conventions, **arguments)
+        assert (raised.value.argument, raised.value.got) == (name, got)
+
+
+def test_arrays_of_numpy_are_taken() -> None:
+    given = random_layer(TOKENS)
+    numpy = jax.tree.map(np.asarray, (given.params, given.hidden, given.rotary))
+    found, expected = (
+        dsa.layer(*arrays, given.conventions).out for arrays in (numpy, (given.params, given.hidden, given.rotary))
+    )
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
+
+
 @pytest.mark.gpu
 def test_the_layer_on_a_gpu_is_that_of_the_cpu() -> None:
     """Sizes that kernels serve: 64 heads; the selection of the CPU, so that ties decide nothing."""

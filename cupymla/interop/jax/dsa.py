@@ -217,9 +217,13 @@ def layer(
     """
     given = {"cache": cache, "block_tables": block_tables, "context_lens": context_lens, "latents": latents}
     given |= {"positions": positions, "context_axis": context_axis, "loss_weight": loss_weight}
+    hidden = jnp.asarray(hidden)  # products of NumPy's bfloat16 are of float32
+    _require_params(params, hidden, indexed=loss_weight is not None or indices is None)
     _require_supported(params, conventions, indices, loss_weight)
     _require_together(params, **given)
     own = "kv_a_proj_with_mqa.weight" in params
+    if cache is not None:
+        _require_pages(cache, hidden, block_tables, context_lens)
     shared: Any = latents if cache is None else cache.latents
     rows = _rows(params, hidden, rotary, conventions) if own else shared
     rotated = rows.shape[-1] - LATENT
@@ -232,6 +236,8 @@ def layer(
         index = _index(params, inputs, positions, conventions, rotated)
     slots, keys = None, None
     if cache is not None:
+        fits = cache.latents.shape[-1] == rows.shape[-1]
+        _require("cache.latents", fits, f"rows of {rows.shape[-1]} channels", cache.latents)
         slots, keys = _last_slots(cache, block_tables, context_lens, hidden.shape[1]), cache.keys
     if indices is None:
         ranked, pool_bias = jax.lax.stop_gradient((index, params.get(pools.BIAS)))
@@ -311,6 +317,48 @@ def _require_together(params: Mapping[str, Any], **given: Any) -> None:
             raise InputError(name, f"None {refused[name]}", kind(value), operator="dsa")
 
 
+def _require(name: str, holds: bool, expected: str, array: Any) -> None:
+    if not holds:
+        got = "None" if array is None else f"{[*jnp.shape(array)]} {getattr(array, 'dtype', type(array).__name__)}"
+        raise InputError(name, expected, got, operator="dsa")
+
+
+def _require_params(params: Mapping[str, Any], hidden: Any, *, indexed: bool) -> None:
+    """Raise InputError for parameters that are missing, or for other hidden states than theirs."""
+    wide = ["q_proj"] if "q_proj.weight" in params else ["q_a_proj"]
+    names = [*wide, *(() if "q_proj" in wide else ("q_a_layernorm", "q_b_proj")), "kv_b_proj", "o_proj"]
+    if "kv_a_proj_with_mqa.weight" in params:
+        wide.append("kv_a_proj_with_mqa")
+        names += ["kv_a_proj_with_mqa", "kv_a_layernorm"]
+    if indexed and "indexer.wk.weight" in params:
+        wide += ["indexer.wk", "indexer.weights_proj"]
+        names += ["indexer.wk", "indexer.weights_proj", "indexer.wq_b", "indexer.k_norm"]
+    for name in names:
+        what = "this parameter of the attention module's state_dict, without a prefix"
+        _require(f"params[{name + '.weight'!r}]", f"{name}.weight" in params, what, None)
+    _require("hidden", hidden.ndim == 3, "shape [B, S, hidden]", hidden)
+    _require("hidden", hidden.dtype in (jnp.bfloat16, jnp.float16), "bfloat16 or float16", hidden)
+    for name in wide:
+        weight, channels = params[f"{name}.weight"], hidden.shape[-1]
+        fits = weight.ndim == 2 and weight.shape[1] == channels
+        _require(f"params[{name + '.weight'!r}]", fits, f"shape [out, {channels}], as hidden is", weight)
+
+
+def _require_pages(cache: Cache, hidden: Any, block_tables: Any, context_lens: Any) -> None:
+    """Raise InputError for a cache, tables or lengths of another kind."""
+    _require("hidden", hidden.dtype == jnp.bfloat16, "bfloat16, with a cache", hidden)
+    batch, (latents, keys) = len(hidden), cache
+    fits = latents.ndim == 3 and latents.dtype == jnp.bfloat16
+    _require("cache.latents", fits, "[blocks, page, 512 + rotated] bfloat16", latents)
+    blocks, page, _ = latents.shape
+    fits = keys is None or keys.shape[:-1] == (blocks, page)
+    _require("cache.keys", fits, f"shape [{blocks}, {page}, channels], as the latents' pages", keys)
+    for name, array, shape in (("block_tables", block_tables, "width"), ("context_lens", context_lens, "")):
+        extents, wanted = jnp.shape(array), f"[{batch}{', ' * bool(shape)}{shape}] int32"
+        fits = len(extents) == 1 + bool(shape) and extents[0] == batch and getattr(array, "dtype", None) == jnp.int32
+        _require(name, fits, wanted, array)
+
+
 def _widths(params: Mapping[str, Any], rotated: int, head_dim: int | None) -> tuple[int, int]:
     """Channels of a head's key without rotation, and of its value; shapes of parameters have these times heads."""
     values = params["o_proj.weight"].shape[1]
@@ -360,10 +408,14 @@ def _scaled(params: Mapping[str, Any], prefix: str, queries: Any, positions: Any
 
 def _rotate(x: Any, rotary: tuple[Any, Any] | None, interleaved: bool) -> Any:
     """x [B, S, heads, rotated]; pairs are neighbours or of two halves. Results always lie in halves."""
-    if rotary is None:
-        raise InputError("rotary", "cosines and sines for channels that are rotated", "None", operator="dsa")
-    cos, sin = (part[..., None, :] for part in rotary)
     wide, half = x.astype(jnp.float32), x.shape[-1] // 2
+    expected = f"cosines and sines for channels that are rotated, [{x.shape[0]}, {x.shape[1]}, {half}] each"
+    for table in (None,) if rotary is None else rotary:
+        shape = getattr(table, "shape", ())
+        rows = zip(shape[-2::-1], x.shape[1::-1], strict=False)
+        fits = shape[-1:] == (half,) and all(have in (1, want) for have, want in rows)
+        _require("rotary", fits, expected, table)
+    cos, sin = (part[..., None, :] for part in rotary or ())
     a, b = (wide[..., ::2], wide[..., 1::2]) if interleaved else (wide[..., :half], wide[..., half:])
     return jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1).astype(x.dtype)
 
