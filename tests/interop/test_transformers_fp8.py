@@ -129,6 +129,19 @@ def test_index_keys_are_those_that_the_writer_quantises() -> None:
     assert same_index_keys(copied, keys[:, :200])
 
 
+def test_a_full_static_cache_fails_and_writes_nothing() -> None:
+    """Behind the rows of a sequence are those of the next one."""
+    model, ids = model_of("glm_moe_dsa"), tokens()
+    dsa.enable(model, cache="fp8")
+    cache = transformers.StaticCache(config=model.config, max_cache_len=TOKENS)
+    with torch.no_grad():
+        states(model, ids, **{FORWARD: cache, "use_cache": True})
+        before = cache.layers[0].keys.clone()
+        with pytest.raises(IndexError):
+            states(model, ids[:, :1], **{FORWARD: cache, "use_cache": True})
+    assert torch.equal(cache.layers[0].keys, before)
+
+
 def test_rows_take_the_bytes_of_their_format() -> None:
     """788 bytes a token and layer, where bfloat16 takes 1408."""
     layer, keys = layer_of()

@@ -70,7 +70,12 @@ def fp8_class(base: type) -> type:
     def slots(self: Any, states: Any, room: int, before: Any) -> Any:
         batch, new, device = states.shape[0], states.shape[-2], states.device
         if static:  # where rows begin is known on the device alone
-            return _slots(batch, room, torch.arange(new, device=device) + before)
+            positions = torch.arange(new, device=device) + before
+            if states.ndim == 4:
+                # Of latents, which are written first. Behind a sequence's rows are another one's, so a full layer fails
+                # where it is indexed, as those of other rows do.
+                positions = torch.arange(room, device=device).index_select(0, positions)
+            return _slots(batch, room, positions)
         # All layers write to the same slots in a step.
         key = batch, new, room, before, device
         if self._shared.get("key") != key:
