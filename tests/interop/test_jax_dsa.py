@@ -429,7 +429,8 @@ def test_arrays_of_numpy_are_taken() -> None:
     given = random_layer(TOKENS)
     numpy = jax.tree.map(np.asarray, (given.params, given.hidden, given.rotary))
     found, expected = (
-        dsa.layer(*arrays, given.conventions).out for arrays in (numpy, (given.params, given.hidden, given.rotary))
+        dsa.layer(params, hidden, rotary, given.conventions).out
+        for params, hidden, rotary in (numpy, (given.params, given.hidden, given.rotary))
     )
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
 
