@@ -55,7 +55,7 @@ def _count(indices: Any) -> Any:
 def give_room(cache: Any, layer_idx: int, in_fp8: bool = False) -> None:
     """Let a dynamic layer of a cache grow in place, a static one hold whole rows, and both fp8, if they hold nothing.
 
-    Raises UnsupportedError for fp8 in a layer of another kind.
+    Raises UnsupportedError for fp8 in a layer of another kind, and for a layer that holds no latent rows.
     """
     layers = getattr(cache, "layers", ())
     if layer_idx >= len(layers):
@@ -72,6 +72,9 @@ def give_room(cache: Any, layer_idx: int, in_fp8: bool = False) -> None:
         class_for = fp8.fp8_class
         layer._shared = cache.__dict__.setdefault("_cupymla_shared", {})
     if class_for is not None:
+        if layer.is_initialized and layer.keys.shape[1] != 1:  # of transformers before 5.24, when it is not enabled
+            held = f"a cache of {layer.keys.shape[1]} heads' keys, not of latent rows"
+            raise UnsupportedError(held, str(layer.keys.device), "a cache that an enabled model began")
         layer.__class__ = class_for(kind)
         if layer.is_initialized and layer.is_indexer_initialized:  # by a family whose own code keeps them in float32
             layer.indexer_keys = layer.indexer_keys.to(layer.keys.dtype)
