@@ -1230,8 +1230,8 @@ class _SparseMlaDecode:
         self, q: NDArray[Any], k_cache: Any, indices: Any, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
         topk_length: Any = None, attn_sink: Any = None, extra_k_cache: Any = None, extra_indices: Any = None,
         extra_topk_length: Any = None, sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e",
-        splits: int | None = None, out: Any = None, lse: Any = None, check_indices: bool = False,
-        stream: object = None,
+        splits: int | None = None, out: Any = None, lse: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 
     @overload
@@ -1239,8 +1239,8 @@ class _SparseMlaDecode:
         self, q: _Array, k_cache: Any, indices: Any, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
         topk_length: Any = None, attn_sink: Any = None, extra_k_cache: Any = None, extra_indices: Any = None,
         extra_topk_length: Any = None, sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e",
-        splits: int | None = None, out: Any = None, lse: Any = None, check_indices: bool = False,
-        stream: object = None,
+        splits: int | None = None, out: Any = None, lse: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array]:
         """Attention of each query row to the slots of a paged cache that its row of `indices` names.
 
@@ -1280,6 +1280,9 @@ class _SparseMlaDecode:
                 alone, not on the rest of its batch. By default what suits the GPU and the number of rows.
             out: array to write, [B, n, h_q, 512] in q's dtype, with strides as q's may have.
             lse: array to write, [B, n, h_q] float32, any strides.
+            workspace: memory to work in, [m] uint8, contiguous, at an address that is a multiple of 16 bytes, m at least
+                `sparse_mla_decode.workspace_bytes(...)` of the same arguments: at most 64 MiB, 0 with `splits`. Allocated
+                by the framework otherwise.
             check_indices: raise InputError for a slot outside [-1, blocks * page) within topk_length, of either source.
                 Reads the indices, so a call on a GPU waits for it and cannot be captured into a graph.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
@@ -1301,8 +1304,8 @@ class _SparseMlaDecode:
         self, q: NDArray[Any], k_cache: Any, indices: Any, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
         topk_length: Any = None, attn_sink: Any = None, extra_k_cache: Any = None, extra_indices: Any = None,
         extra_topk_length: Any = None, sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e",
-        splits: int | None = None, out: Any = None, lse: Any = None, check_indices: bool = False,
-        stream: object = None,
+        splits: int | None = None, out: Any = None, lse: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
     @overload
@@ -1310,10 +1313,19 @@ class _SparseMlaDecode:
         self, q: _Array, k_cache: Any, indices: Any, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
         topk_length: Any = None, attn_sink: Any = None, extra_k_cache: Any = None, extra_indices: Any = None,
         extra_topk_length: Any = None, sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e",
-        splits: int | None = None, out: Any = None, lse: Any = None, check_indices: bool = False,
-        stream: object = None,
+        splits: int | None = None, out: Any = None, lse: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
         """Do all of a call of `sparse_mla_decode` but the launch: checks, plan, compilation, allocation and binding."""
+
+    def workspace_bytes(
+        self, q: Any, k_cache: Any, indices: Any, *, cache_format: Literal['bf16', 'v32_fp8', 'v4_fp8'],
+        topk_length: Any = None, attn_sink: Any = None, extra_k_cache: Any = None, extra_indices: Any = None,
+        extra_topk_length: Any = None, sm_scale: float | None = None, lse_base: Literal['e', '2'] = "e",
+        splits: int | None = None, out: Any = None, lse: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> int:
+        """How many bytes the `workspace` of a call of `sparse_mla_decode` with these arguments has to have at least; 0 where none"""
 
 
 sparse_mla_decode: _SparseMlaDecode
