@@ -28,6 +28,7 @@ from cupymla.cli.terminal import exit_with
 LAYERS, CHUNK, VOCABULARY, GIB = 2, 1024, 1024, 2**30
 
 Row = Mapping[str, Any]
+Results = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +325,7 @@ def errors(work: Work) -> dict[str, Any]:
         logits_and_gradients(model_of(replace(work, attention=kind), 1024, torch.bfloat16).to(dtype), sequences)
         for kind, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("cupymla", torch.bfloat16))
     )
-    off = {name: (rms_error(own, exact, name), rms_error(ours, exact, name)) for name in compared(exact)}
+    off = errors_beside(exact, own, ours)
     logits_own, logits_ours = off.pop(LOGITS)
     ratios = {name: ours / max(own, 1e-12) for name, (own, ours) in off.items()}
     worst = max(ratios, key=lambda name: ratios[name])
@@ -337,15 +338,18 @@ def errors(work: Work) -> dict[str, Any]:
     }
 
 
-def compared(exact: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of logits and gradients that an error is relative to: those that are not zero."""
-    return [name for name, right in exact[0].items() if float(right.norm()) > 0]
+def errors_beside(exact: Results, own: Results, ours: Results) -> dict[str, tuple[float, float]]:
+    """Errors of the own code's and of our logits and gradients, by name: of those that are not zero.
 
+    Each is relative, and the root mean square of several sequences: a gradient of one number can be right by chance.
+    """
 
-def rms_error(found: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The root mean square of several sequences' relative errors: a gradient of one number can be right by chance."""
-    pairs = [(got[name], right[name]) for got, right in zip(found, exact, strict=True)]
-    return math.sqrt(statistics.fmean(float((a - b).norm() / b.norm()) ** 2 for a, b in pairs))
+    def rms(found: Results, name: str) -> float:
+        pairs = [(got[name], right[name]) for got, right in zip(found, exact, strict=True)]
+        return math.sqrt(statistics.fmean(float((a - b).norm() / b.norm()) ** 2 for a, b in pairs))
+
+    names = [name for name, right in exact[0].items() if float(right.norm()) > 0]
+    return {name: (rms(own, name), rms(ours, name)) for name in names}
 
 
 def logits_and_gradients(model: Any, sequences: Iterable[Any]) -> list[dict[str, Any]]:

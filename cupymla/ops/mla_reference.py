@@ -271,6 +271,13 @@ def stored(array: Array, dtype: Any) -> Array:
         return array.astype(dtype)
 
 
+def add_rows(sums: Array, ids: Array, rows: Array) -> None:
+    """Add rows to those of `sums` that ids name, one after the other: as `np.add.at` does, which takes four times as
+    long for rows."""
+    for place, row in zip(ids, rows, strict=True):
+        sums[place] += row
+
+
 def numpy_dtype(label: str) -> np.dtype[Any]:
     """NumPy dtype of a label of `tensor.View`."""
     return np.dtype(ml_dtypes.bfloat16) if label == "bfloat16" else np.dtype(label)

@@ -49,3 +49,9 @@ def gradients(given: SimpleNamespace, layer: Any) -> Any:
 
     (_, results), grads = jax.jit(jax.value_and_grad(outputs, (0, 1), has_aux=True))(given.params, given.hidden)
     return results, grads
+
+
+def error(found: Any, exact: Any) -> float:
+    """The relative error of the whole, in float32."""
+    found, exact = (np.asarray(array, np.float32) for array in (found, exact))
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))

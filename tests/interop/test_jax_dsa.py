@@ -16,7 +16,7 @@ pytest.importorskip("jax")
 
 import jax
 import jax.numpy as jnp
-from dsa_kit import NOPE, gradients, random_layer
+from dsa_kit import NOPE, error, gradients, random_layer
 from interop_kit import placed
 
 from cupymla.interop.jax import dsa
@@ -165,11 +165,6 @@ def layers(params: Any, hidden: Any, rotary: Any, conventions: Any, selections: 
         # What is shared belongs to one cache: it is donated once.
         caches.append(found.cache if stores or found.cache is None else found.cache._replace(latents=None))
     return total, made, caches
-
-
-def error(found: Any, exact: Any) -> float:
-    difference = np.asarray(found, np.float32) - np.asarray(exact, np.float32)
-    return float(np.linalg.norm(difference) / np.linalg.norm(np.asarray(exact, np.float32)))
 
 
 def sets(indices: Any) -> list[set[int]]:

@@ -13,7 +13,7 @@ pytest.importorskip("jax")
 
 import jax
 import jax.numpy as jnp
-from dsa_kit import NOPE, random_layer
+from dsa_kit import NOPE, error, random_layer
 from interop_kit import placed
 
 from cupymla.interop.jax import dsa
@@ -98,11 +98,6 @@ def trained(heads: int) -> Any:
     (_, found), grads = step(given.params, given.hidden, weights)
     (_, bare), bare_grads = plain(given.params, given.hidden)
     return given, weights, (found, grads), (bare, bare_grads)
-
-
-def error(found: Any, exact: Any) -> float:
-    found, exact = (np.asarray(array, np.float32) for array in (found, exact))
-    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
 def require_gradients_and_loss(heads: int) -> None:

@@ -19,7 +19,7 @@ from cupymla.errors import InputError, UnsupportedError  # noqa: E402
 from cupymla.interop import transformers as dsa  # noqa: E402
 from cupymla.interop.transformers import cache as room  # noqa: E402
 from cupymla.interop.transformers import families, masks  # noqa: E402
-from cupymla_lab.models import compared, few_as_one, rms_error  # noqa: E402
+from cupymla_lab.models import errors_beside, few_as_one  # noqa: E402
 
 KEYS = [family for family in HERE if family != "glm5_next_text"]
 """Families whose indexers rank keys, and whose layers all know of packed sequences."""
@@ -34,10 +34,10 @@ def test_errors_are_at_most_twice_those_of_the_own_code(family: str) -> None:
     models = model_of(family, torch.float32), model_of(family), model_of(family)
     dsa.enable(models[2])
     exact, own, ours = ([_output_and_gradients(model, ids) for ids in tokens(16).split(1)] for model in models)
-    names = compared(exact)
-    assert len(names) > 10 and "output" in names
-    for name in names:
-        assert rms_error(ours, exact, name) <= 2 * rms_error(own, exact, name), name
+    errors = errors_beside(exact, own, ours)
+    assert len(errors) > 10 and "output" in errors
+    for name, (of_own_code, of_ours) in errors.items():
+        assert of_ours <= 2 * of_own_code, name
     largest, of_own = (
         max(float((a["output"] - b["output"]).abs().max()) for a, b in zip(found, exact, strict=True))
         for found in (ours, own)

@@ -28,10 +28,9 @@ from cupymla_lab.models import (  # noqa: E402
     FAMILIES,
     VOCABULARY,
     Work,
-    compared,
+    errors_beside,
     logits_and_gradients,
     model_of,
-    rms_error,
 )
 
 STEPS = 8  # of decoding, behind a prefill in chunks
@@ -137,12 +136,11 @@ class Models:
 
     def wrong(self) -> dict[str, tuple[float, float]]:
         """Errors of logits and of gradients that are more than twice those of the own code, with the latter."""
-        found, right, rounded = logits_and_gradients(self.ours, self.sequences), self.right, self.rounded
-        assert found[0].keys() == right[0].keys()
-        names = compared(right)
-        assert len(names) > 10
-        errors = {name: (rms_error(found, right, name), rms_error(rounded, right, name)) for name in names}
-        return {name: (ours, own) for name, (ours, own) in errors.items() if not ours <= 2 * own}
+        found = logits_and_gradients(self.ours, self.sequences)
+        assert found[0].keys() == self.right[0].keys()
+        errors = errors_beside(self.right, self.rounded, found)
+        assert len(errors) > 10
+        return {name: (ours, own) for name, (own, ours) in errors.items() if not ours <= 2 * own}
 
 
 @pytest.fixture(scope="module")

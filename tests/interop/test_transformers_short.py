@@ -29,14 +29,14 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "selects_all", lambda *_: False)
 
 
-def query_calls(model: Any) -> list[Any]:
+def query_calls(model: Any) -> tuple[list[int], int]:
     """A list that grows by one for each call of an indexer's projection of queries, and how many indexers there are."""
-    calls: list[Any] = []
+    calls: list[int] = []
     indexers = [m.indexer for m in model.modules() if getattr(m, "indexer", None) is not None]
     for indexer in indexers:
         indexer.wq_b.register_forward_hook(lambda *_: calls.append(1))
     assert indexers
-    return [calls, len(indexers)]
+    return calls, len(indexers)
 
 
 def both(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], run: Callable[[Any], Any]) -> tuple[int, int]:

@@ -68,15 +68,14 @@ def test_shares_are_merged_in_so_much_memory() -> None:
 
 
 def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
-    def chosen(rows: int, heads: int, *without: tuple[int, ...], topk: int = 2048) -> Division:
-        made = plan.plan(problem(rows, heads, topk), HOPPER, 132, {Division(*one) for one in without})
-        return made.division
+    def chosen(rows: int, heads: int, pairs: bool = True) -> Division:
+        return plan.plan(problem(rows, heads), HOPPER, 132, pairs).division
 
     # CTAs that share rows are a cluster where they have all of a row's entries, or a share of them, too.
     assert chosen(200, 128) == Division(64, 1, 2)
-    assert chosen(200, 128, (64, 1, 2)) == Division(64, 1)
+    assert chosen(200, 128, pairs=False) == Division(64, 1)
     assert chosen(32, 128) == Division(64, 1, 2, 2)
-    assert chosen(32, 128, (64, 1, 2)) == Division(64, 1, 1, 2)
+    assert chosen(32, 128, pairs=False) == Division(64, 1, 1, 2)
     # Half as many heads start earlier, and their shares leave less to merge.
     assert chosen(8, 64) == Division(32, 1, 1, 8)
 
@@ -89,7 +88,7 @@ def test_short_rows_are_not_divided() -> None:
 def test_splits_leave_nothing_to_the_batch(heads: int) -> None:
     expected = Division(plan.cta_heads(heads), 3, 2 if heads > 64 else 1)
     found = {
-        plan.plan(problem(rows, heads, splits=3), HOPPER, count, {expected}).division
+        plan.plan(problem(rows, heads, splits=3), HOPPER, count, pairs=False).division
         for rows in (1, 5, 200)
         for count in (1, 132)
     }

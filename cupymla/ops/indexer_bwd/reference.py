@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import tensor_cores
+from ..mla_reference import add_rows
 
 Array = npt.NDArray[Any]
 Precision = Literal["float64", "same"]
@@ -110,7 +111,7 @@ def indexer_bwd(
 def _add_rows(sums: Array, ids: Array, rows: Array) -> None:
     """Add rows to those of `sums` that ids name: float32 one after the other; float64 likewise, but much faster."""
     if sums.dtype == np.float32:
-        np.add.at(sums, ids, rows)
+        add_rows(sums, ids, rows)
         return
     places = ids[:, None] * sums.shape[-1] + np.arange(sums.shape[-1])
     sums += np.bincount(places.ravel(), rows.ravel(), sums.size).reshape(sums.shape)

@@ -17,6 +17,7 @@ from ..mla_reference import (
     Arithmetic,
     Block,
     Precision,
+    add_rows,
     batched,
     blocks,
     natural,
@@ -85,10 +86,7 @@ def sparse_mla_bwd(
             )
             step = _differentiate(rows, block, scale, sink, arithmetic, attn_dist_sink and dist is not None)
             dq[place] = step.dq
-            sums = dkv[block.batch]
-            # One row after the other, as `np.add.at` adds them, which takes four times as long for rows.
-            for token, row in zip(block.tokens[block.valid], step.dkeys[block.valid], strict=True):
-                sums[token] += row
+            add_rows(dkv[block.batch], block.tokens[block.valid], step.dkeys[block.valid])
             d_sink += step.d_sink
             if dist is not None:
                 dist[place] = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ... import build, driver
 from ...build.source import KernelSource
@@ -162,7 +161,7 @@ def _running_plan(problem: Problem) -> plan.Plan:
     kernel = build.kernel(chosen.source, device.index)
     if active_clusters(kernel, _geometry(kernel, chosen)) > 0:
         return chosen
-    return plan.plan(problem, arch, count, {replace(chosen.division, shares=1)})
+    return plan.plan(problem, arch, count, pairs=False)
 
 
 def wanted(views: Views, problem: Problem) -> Results:

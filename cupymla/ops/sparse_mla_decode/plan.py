@@ -6,7 +6,7 @@ Only sizes count here. How many entries of a row there are to divide, a kernel r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ... import arch as arches
@@ -122,7 +122,7 @@ def division(
     h_q: int,
     blocks: int,
     multiprocessors: int,
-    without: Collection[Division] = (),
+    pairs: bool = True,
     *,
     cache_format: str,
     dtype: str,
@@ -134,7 +134,7 @@ def division(
         h_q: heads of each.
         blocks: of entries, that a row has at most.
         multiprocessors: of the GPU.
-        without: those whose clusters the driver cannot run, of one share.
+        pairs: whether the driver can run CTAs that convert rows for each other.
         cache_format, dtype: of the rows, and of the products.
     """
     copied = cache_format == "bf16" and dtype == "bfloat16"
@@ -154,9 +154,9 @@ def division(
         return waves * (start + own * block) + join
 
     whole = [Division(heads, 1) for heads in reversed(CTA_HEADS) if heads <= cta_heads(h_q)]
-    pairs = shared(h_q, cache_format, dtype, 1)
-    if pairs is not None and pairs not in without:
-        whole.append(pairs)
+    pair = shared(h_q, cache_format, dtype, 1)
+    if pair is not None and pairs:
+        whole.append(pair)
     counts = range(2, most_shares(rows, h_q, blocks) + 1)
     return min((*whole, *(replace(choice, shares=shares) for choice in whole for shares in counts)), key=us)
 
@@ -195,24 +195,24 @@ def plan(
     problem: Problem,
     arch: Arch,
     multiprocessors: int,
-    without: Collection[Division] = (),
+    pairs: bool = True,
 ) -> Plan:
     """Choose the kernel and its grid. Raises UnsupportedError when the architecture has no kernel, or the grid cannot
     be that large.
 
-    With `splits` given nothing depends on other rows of the batch. `without`: as `division` takes it.
+    With `splits` given nothing depends on other rows of the batch. `pairs`: as `division` takes it.
     """
     parts = problem.options.splits
     cache_format, dtype = problem.options.cache_format, problem.dtype
     if parts is None:
         sizes = max(problem.rows, 1), problem.h_q, _blocks(problem), multiprocessors
-        chosen = division(*sizes, without, cache_format=cache_format, dtype=dtype)
+        chosen = division(*sizes, pairs, cache_format=cache_format, dtype=dtype)
     else:
         # No GPU is asked whether it can run so large a cluster: pairs make none that was portable too large for it.
         chosen = Division(cta_heads(problem.h_q), parts)
-        pairs = shared(problem.h_q, cache_format, dtype, parts)
-        if pairs is not None and pairs.cluster <= PORTABLE_CLUSTER:
-            chosen = pairs
+        pair = shared(problem.h_q, cache_format, dtype, parts)
+        if pair is not None and pair.cluster <= PORTABLE_CLUSTER:
+            chosen = pair
     source = variant(
         arch,
         cache_format=cache_format,
