@@ -125,10 +125,7 @@ def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 # Files of which no run is on record, with the operators whose kernels they are for: once evidence has one, its file is
 # due. That of a function of several operators, whose kernels have run without it, names none.
-NEVER_RAN: dict[str, tuple[str, ...]] = {
-    "tests/interop/test_jax_dsa_loss.py": (),
-    "tests/interop/test_transformers_short.py": (),
-}
+NEVER_RAN: dict[str, tuple[str, ...]] = {}
 
 
 def test_every_file_is_on_record(request: pytest.FixtureRequest) -> None:
