@@ -7,19 +7,9 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// A token's sum where packed rows are as `PackedEntryTargets` has them (sm90/packed_entry_targets.cuh), and sums in the
-// order of columns.
+// A token's sum where packed rows are as `PackedEntryTargets` has them (sm90/packed_entry_targets.cuh).
 template <int kDQk>
-struct PackedEntrySum : PackedSum<kDQk> {
-  __device__ __forceinline__ void add_to(float* start) const {
-    float2* const here = reinterpret_cast<float2*>(start) + this->vector / 4 * 16 + this->vector % 4;
-#pragma unroll
-    for (int pair = 0; pair < kPackedColumns / 2; ++pair) {
-      float2& total = here[pair * 4];
-      total = make_float2(total.x + this->sums[2 * pair], total.y + this->sums[2 * pair + 1]);
-    }
-  }
-};
+using PackedEntrySum = PackedSum<kDQk, kDQk>;
 
 template <int kDQk>
 __device__ __forceinline__ void sum_packed_entries(const Parameters& params) {

@@ -8,15 +8,16 @@ namespace cupymla::sparse_mla_bwd {
 
 constexpr int kPackedSumThreads = 96;  // at least one for every eight channels
 
-// What a thread has of a token's sum. A cluster on sm_90a stores such rows: `PackedRowTargets` in sm90/cluster_rows.cuh
-// says in which order of columns.
-template <int kDQk>
+// What a thread has of a token's sum, which has its columns in runs (sm90/runs.cuh). Of a vector of the first
+// kSplitColumns columns either half lies in one of two neighbouring runs, of others all in one: `PackedRowTargets` in
+// sm90/cluster_rows.cuh says why.
+template <int kDQk, int kSplitColumns = 512>
 struct PackedSum {
   enum : int { kThreads = kPackedSumThreads };
   enum : bool { kClearsList = true };
   static constexpr int kVectors = kDQk / kPackedColumns;  // of a row, one to a thread
   static constexpr int kAtOnce = 4;                       // rows under way
-  static constexpr int kValueVectors = 512 / kPackedColumns;
+  static constexpr int kSplitVectors = kSplitColumns / kPackedColumns;
   static_assert(kThreads >= kVectors);
 
   const bool takes_part = threadIdx.x < kVectors;
@@ -61,12 +62,11 @@ struct PackedSum {
   }
 
   __device__ __forceinline__ void add_to(float* start) const {
-    // Halves of a vector of values lie in neighbouring runs.
-    const bool is_value = vector < kValueVectors;
-    float4* total = reinterpret_cast<float4*>(start) + (is_value ? vector / 4 * 8 + vector % 4 : vector * 2);
+    const bool is_split = vector < kSplitVectors;
+    float4* total = reinterpret_cast<float4*>(start) + (is_split ? vector / 4 * 8 + vector % 4 : vector * 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4* here = total + half * (is_value ? 4 : 1);
+      float4* here = total + half * (is_split ? 4 : 1);
       const float* sum = sums + 4 * half;
       *here = plus(*here, make_float4(sum[0], sum[1], sum[2], sum[3]));
     }

@@ -103,7 +103,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
                 "sparse_mla_bwd",
                 "sm_90a",
                 units=_backward(
-                    *("cluster", "cluster_zero", "cluster_round", "cluster_sum", "p_ds", "dq_dkv", "sort", "scatter"),
+                    *("cluster", "cluster_sum", "p_ds", "dq_dkv", "sort", "scatter"),
                     *("zero", "round", "sink", "clear", "count", "scan", "place", "sum"),
                 ),
             ),

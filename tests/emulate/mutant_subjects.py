@@ -125,8 +125,6 @@ def _backward() -> dict[str, Kernel]:
         "bwd-place": kernel(fixed, _SINGLE, "place", 1),
         "bwd-sum": kernel(fixed, _SINGLE, "sum", 1),
         "bwd-sum-packed": kernel(two_phase_fixed, _TWO_PHASE, "cluster_sum", 4, 20),
-        "bwd-cluster-zero": kernel(pair, _SINGLE, "cluster_zero"),
-        "bwd-cluster-round": kernel(pair, _SINGLE, "cluster_round"),
         "bwd-sort": kernel(listed, _SINGLE_IN_ORDER, "sort", 1),
         "bwd-scatter": kernel(listed, _SINGLE_IN_ORDER, "scatter", 1),
     }

@@ -27,29 +27,20 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   fence_mbarrier_init();
 }
 
-// Kept, or worked out: ptxas spills where several queries keep it, and where one works it out.
-template <typename Config, typename Element, int kWarpgroupIdx>
-__device__ __forceinline__ uint32_t parity_of_head_block(const Consumer<Config, Element, kWarpgroupIdx>& consumer,
-                                                         int32_t head_block) {
-  return Config::kQueries == 1 ? consumer.head_block_parity : static_cast<uint32_t>(head_block) & 1u;
-}
-
-// Read whenever it is wanted where packing leaves no register to keep it in.
+// Read whenever it is wanted: there is no register to keep it in.
 template <typename Config>
-__device__ __forceinline__ int32_t entries_of(const Work<Config>& query, const Storage<Config>& storage) {
-  if constexpr (Config::kPacked) return *static_cast<const volatile int32_t*>(&storage.entries);
-  return query.entries;
+__device__ __forceinline__ int32_t entries_of(const Storage<Config>& storage) {
+  return *static_cast<const volatile int32_t*>(&storage.entries);
 }
 
 template <typename Config, typename Element, int kWarpgroupIdx>
 __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>& consumer,
-                                        const Work<Config>& query, int32_t head_block) {
+                                        const Work<Config>& query) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
-  const int32_t head = first_head<Config>(head_block);
-  storage.heads_full.wait(parity_of_head_block(consumer, head_block));
-  make_statistics<Config, Element>(storage, params, pinned_position(query), head, head_block);
-  consumer.begin_head_block(head);
+  storage.heads_full.wait(static_cast<uint32_t>(consumer.head_block()) & 1u);
+  make_statistics<Config, Element>(consumer, pinned_position(query));
+  consumer.begin_head_block();
   const bool wants_distribution = params.attn_dist != nullptr;
   // Found again for each block: kept, it would cost two registers.
   const auto attn_dist = [&](int32_t first_entry) {
@@ -57,10 +48,10 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>
     return params.attn_dist + at.batch * params.attn_dist_batch + at.query * params.attn_dist_query + first_entry;
   };
   constexpr bool kMultipliesAhead = Consumer<Config, Element, kWarpgroupIdx>::kMultipliesAhead;
-  if (kMultipliesAhead && entries_of(query, storage) > 0) consumer.multiply_scores(consumer.k_parity);
-  for (int32_t first_entry = 0; first_entry < entries_of(query, storage); first_entry += Config::kTileKeys) {
-    const int32_t entries_left = entries_of(query, storage) - first_entry;
-    if constexpr (!kMultipliesAhead) consumer.multiply_scores(consumer.k_parity);
+  if (kMultipliesAhead && entries_of(storage) > 0) consumer.multiply_scores(consumer.parity());
+  for (int32_t first_entry = 0; first_entry < entries_of(storage); first_entry += Config::kTileKeys) {
+    const int32_t entries_left = entries_of(storage) - first_entry;
+    if constexpr (!kMultipliesAhead) consumer.multiply_scores(consumer.parity());
     if constexpr (kWarpgroupIdx == 0) {
       consumer.make_probabilities(wants_distribution);
       if constexpr (Config::kQueries > 1) {
@@ -71,32 +62,32 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>
     } else {
       consumer.make_score_gradients();
     }
-    storage.ds_ready.wait(consumer.k_parity);
+    storage.ds_ready.wait(consumer.parity());
     if constexpr (Config::kPacked) {
-      const PackedEntryTargets<Config> targets(storage, params, first_entry, head_block, consumer.row,
+      const PackedEntryTargets<Config> targets(storage, params, first_entry, consumer.head_block(), consumer.row(),
                                                consumer.entries);
       Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
     } else {
-      const RowTargets<Config> targets(params, pinned_position(query), first_entry, head_block, consumer.row,
+      const RowTargets<Config> targets(params, pinned_position(query), first_entry, consumer.head_block(), consumer.row(),
                                        consumer.entries);
       Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
     }
-    consumer.k_parity ^= 1u;
+    consumer.bits ^= consumer.kParity;
   }
   const QueryPosition position = pinned_position(query);
-  if constexpr (kWarpgroupIdx == 0) store_sink_terms(consumer, position, head, head_block);
+  if constexpr (kWarpgroupIdx == 0) store_sink_terms(consumer, position);
   storage.heads_free.arrive();
-  if constexpr (Config::kQueries == 1) consumer.head_block_parity ^= 1u;
-  store_query_gradient(consumer, position, head, head_block);
+  store_query_gradient(consumer, position);
 }
 
 template <typename Config, typename Element, int kWarpgroupIdx>
 __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Parameters& params,
                                               const Work<Config>& query) {
   Consumer<Config, Element, kWarpgroupIdx> consumer(storage, params);
-  for (int32_t head_block = 0; Work<Config>::has_head_block(params, storage, head_block); ++head_block) {
-    consume(consumer, query, head_block);
+  while (Work<Config>::has_head_block(params, storage, consumer.head_block())) {
+    consume(consumer, query);
     meet_consumers(storage, 1);  // row statistics are written anew
+    consumer.bits += consumer.kHeadBlock;
   }
 }
 

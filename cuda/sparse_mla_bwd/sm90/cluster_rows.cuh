@@ -1,5 +1,4 @@
-// Rows of dKV of a 2-CTA cluster: how sums leave a consumer's registers, in which order of columns they are kept, and
-// dKV from them.
+// Rows of dKV of a 2-CTA cluster, and of two phases: how sums leave a consumer's registers.
 #pragma once
 
 #include "../../common/memory.cuh"
@@ -8,22 +7,11 @@
 #include "../../common/reduction.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "../../common/sparse_query.cuh"
-#include "../dkv_rows.cuh"
 #include "../packed_columns.cuh"
 #include "../params.cuh"
+#include "runs.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// Sums, and stored rows, have their columns in the order of threads: of sixteen columns a thread of a quad has two
-// neighbours of either eight, and these four are kept side by side: neighbours need not exchange them first.
-//
-//   column  0 1 2 3 4 5 6 7  8 9 10 11 12 13 14 15
-//   place   0 1 4 5 8 9 12 13  2 3 6 7 10 11 14 15
-constexpr int kColumnRun = 16;
-
-// To which rows sums of entries that are not valid are added, behind all others: a condition around each reduction
-// would cost more than the reduction, and none can stand between products. Nobody reads them.
-constexpr int kSpareRows = 64;
 
 // Puts the four columns of each row of an accumulator side by side. With kLines neighbouring quads exchange halves, so
 // that eight lanes have a line of 128 bytes of the even quad's row, and then one of the odd quad's: reductions count by
@@ -193,23 +181,5 @@ struct PackedRowTargets {
 
 template <typename Config>
 using ClusterRowTargets = conditional_t<Config::kPacked, PackedRowTargets<Config>, PlainRowTargets<Config>>;
-
-// What stage `zero` has besides: what is added to them is read.
-template <int kDQk>
-__device__ __forceinline__ void zero_spare_rows(const Parameters& params) {
-  if (blockIdx.x != 0) return;
-  float4* start = reinterpret_cast<float4*>(params.sums + params.kv_rows * kDQk);
-  for (int i = threadIdx.x; i < kSpareRows * kDQk / 4; i += kRowThreads) start[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-}
-
-// Stage `round` of sums in that order.
-template <int kDQk, typename Element>
-__device__ __forceinline__ void round_runs(const Parameters& params) {
-  round_rows<kDQk, Element>(params, [](const float* from, int chunk, float2 (&pairs)[4]) {
-    const float2* run = reinterpret_cast<const float2*>(from) + chunk / 2 * (kColumnRun / 2) + chunk % 2;
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) pairs[pair] = run[2 * pair];
-  });
-}
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -5,6 +5,7 @@
 #include "../../common/sparse_query.cuh"
 #include "../params.cuh"
 #include "cluster_storage.cuh"
+#include "pinned_position.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -19,12 +20,6 @@ __device__ __forceinline__ int32_t head_of_place(int32_t head_block, int place) 
 template <typename Config>
 __device__ __forceinline__ int place_of_own(int own) {
   return own / Config::kHeadTile * 2 * Config::kHeadTile + own % Config::kHeadTile;
-}
-
-// A thread's number in its warpgroup. By a shuffle, or ptxas asks for it anew wherever it is wanted, in one queue with
-// reductions.
-__device__ __forceinline__ uint32_t numbered_thread(uint32_t warpgroup) {
-  return __shfl_sync(0xffffffffu, threadIdx.x % warpgroup, threadIdx.x % 32);
 }
 
 // What is kept of the query, as often as it is wanted.

@@ -25,39 +25,44 @@ struct Consumer {
 
   Storage<Config>& storage;
   const Parameters& params;
-  const int warp;  // 0..3 in this warpgroup
-  const int lane;
-  const int row;   // this thread's accumulator rows are `row` and `row + 8`
+  const int thread;  // its number in the warpgroup
 
   float dq_wide[kWide];      // the own 256 value columns
   float dq_narrow[kNarrow];  // consumer 0: the RoPE columns
   float scores[kScores];     // S, then P; or dP, then dS
-  // Of this thread's two heads, for consumer 0 lse and share, for consumer 1 delta.
-  float lse[2], share[2], delta[2];
-  uint32_t head_mask[2];  // all ones where there is such a head
   bool occupied;          // whether a KV block of this one had a valid entry
   int32_t entries[2];     // this thread's two entries of the block, as accumulator rows of dKV: token, or -1
 
-  uint32_t k_parity = 0;  // of the block; also which set its tokens are in
-  uint32_t head_block_parity = 0;  // several queries do without: see `parity_of_head_block`
+  // In one register: the head block, above the parity of the block, which also says in which set its tokens are.
+  uint32_t bits = 0;
+  static constexpr uint32_t kParity = 1, kHeadBlock = 2;
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params)
       : storage(storage),
         params(params),
-        warp((threadIdx.x / 32) % 4),
-        lane(threadIdx.x % 32),
-        row(warp * 16 + lane / 4) {}
+        thread(static_cast<int>(threadIdx.x) % Config::kWarpgroup) {}
 
-  // Sets out on a head block, whose row statistics are in shared memory.
-  __device__ __forceinline__ void begin_head_block(int32_t first_head) {
+  // For what is worked out where it is used: ptxas would keep, and spill, what does not change from block to block.
+  __device__ __forceinline__ int fresh_thread() const {
+    int same = thread;
+    make_opaque(same);
+    return same;
+  }
+  __device__ __forceinline__ int warp() const { return fresh_thread() / 32; }
+  __device__ __forceinline__ int lane() const { return fresh_thread() % 32; }
+  // The first of its accumulator rows; the other one is eight further down.
+  __device__ __forceinline__ int row() const {
+    const int same = fresh_thread();
+    return same / 32 * 16 + same % 32 / 4;
+  }
+
+  __device__ __forceinline__ uint32_t parity() const { return bits % kHeadBlock; }
+  __device__ __forceinline__ int32_t head_block() const { return static_cast<int32_t>(bits / kHeadBlock); }
+  __device__ __forceinline__ int32_t first_head() const { return sparse_mla_bwd::first_head<Config>(head_block()); }
+
+  // Sets out on a head block.
+  __device__ __forceinline__ void begin_head_block() {
     occupied = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      lse[r] = storage.lse[row + 8 * r];
-      share[r] = storage.share[row + 8 * r];
-      delta[r] = storage.delta[row + 8 * r];
-      head_mask[r] = first_head + head_of_row<Config>(row + 8 * r) < params.h_q ? 0xffffffffu : 0u;
-    }
 #pragma unroll
     for (int i = 0; i < kWide; ++i) dq_wide[i] = 0.f;
 #pragma unroll
@@ -81,7 +86,7 @@ struct Consumer {
   // All of the next block, and one fence for it.
   __device__ __forceinline__ void wait_for_next_keys() {
 #pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) storage.full[0][part].wait(k_parity ^ 1u);
+    for (int part = 0; part < Config::kParts; ++part) storage.full[0][part].wait(parity() ^ 1u);
     fence_async_shared();
   }
 
@@ -111,25 +116,27 @@ struct Consumer {
   __device__ __forceinline__ void read_validity(uint32_t (&low)[2], uint32_t (&high)[2]) {
     const uint64_t words = *reinterpret_cast<const uint64_t*>(validity());
     occupied = occupied || words != 0;
-    const uint64_t shifted = words >> (2 * (lane % 4));
+    const int own_lane = lane(), own_row = row();
+    const uint64_t shifted = words >> (2 * (own_lane % 4));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      low[r] = static_cast<uint32_t>(shifted) & head_mask[r];
-      high[r] = static_cast<uint32_t>(shifted >> 32) & head_mask[r];
-      const int32_t token = storage.tokens[k_parity][row + 8 * r];
+      const bool there = first_head() + head_of_row<Config>(own_row + 8 * r) < params.h_q;
+      low[r] = there ? static_cast<uint32_t>(shifted) : 0u;
+      high[r] = there ? static_cast<uint32_t>(shifted >> 32) : 0u;
+      const int32_t token = storage.tokens[parity()][own_row + 8 * r];
       // Of rows of packed queries each is some query's, and the producer has checked its token.
-      entries[r] = Config::kQueries > 1 || ((words >> (row + 8 * r)) & 1u) != 0 ? token : -1;
+      entries[r] = Config::kQueries > 1 || ((words >> (own_row + 8 * r)) & 1u) != 0 ? token : -1;
     }
   }
 
   // The block's validity words, as the query of this warp's heads has them.
   __device__ __forceinline__ const uint16_t* validity() const {
     if constexpr (Config::kQueries == 1) return storage.valid[0];
-    return storage.query_valid[k_parity][own_query()];
+    return storage.query_valid[parity()][own_query()];
   }
 
   // Of several queries, the one whose heads this warp has.
-  __device__ __forceinline__ int own_query() const { return warp * 16 / Config::kQueryHeads; }
+  __device__ __forceinline__ int own_query() const { return warp() * 16 / Config::kQueryHeads; }
 
   static __device__ __forceinline__ bool is_valid(const uint32_t (&low)[2], const uint32_t (&high)[2], int i) {
     const int column = (i / 4) * 8 + i % 2;
@@ -139,7 +146,17 @@ struct Consumer {
 
   // Where this lane's row of one step of a P or dS tile lies, for stmatrix and ldmatrix.
   __device__ __forceinline__ uint32_t fragment_address(const uint8_t* tile, int step) const {
-    return smem_address(tile) + swizzle_128(warp * 16 + lane % 16, step * 2 + lane / 16);
+    const int own = lane();
+    return smem_address(tile) + swizzle_128(warp() * 16 + own % 16, step * 2 + own / 16);
+  }
+
+  // Of this thread's two heads. Read in each block: there are no registers to keep them in.
+  struct HeadNumbers {
+    float of[2];
+  };
+  __device__ __forceinline__ HeadNumbers of_own_heads(const float (&numbers)[Config::kHeads]) const {
+    const int own = row();
+    return {{numbers[own], numbers[own + 8]}};
   }
 
   // Consumer 0: P of the block, rounded, into its tile, and into dS's tile what that loses, so that consumer 1 knows P
@@ -155,20 +172,21 @@ struct Consumer {
   // Half of the entries at a time: consumer 1 works on the first while the second is made.
   template <int kHalf>
   __device__ __forceinline__ void make_probabilities_of_half(const uint32_t (&low)[2], const uint32_t (&high)[2]) {
+    const HeadNumbers lse = of_own_heads(storage.lse), share = of_own_heads(storage.share);
 #pragma unroll
     for (int i = kHalf * kScores / 2; i < (kHalf + 1) * kScores / 2; ++i) {
       const int r = (i / 2) % 2;
-      const float p = exp2_approx(fmaf(scores[i], params.scale_log2, -lse[r]));
+      const float p = exp2_approx(fmaf(scores[i], params.scale_log2, -lse.of[r]));
       scores[i] = is_valid(low, high, i) ? p : 0.f;
     }
-    if constexpr (kHalf == 0) storage.tiles_free.wait(k_parity ^ 1u);
+    if constexpr (kHalf == 0) storage.tiles_free.wait(parity() ^ 1u);
 #pragma unroll
     for (int step = kHalf * kSteps / 2; step < (kHalf + 1) * kSteps / 2; ++step) {
       uint32_t rounded[4], lost[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = step * 8 + j * 2;
-        split(scores[i] * share[j % 2], scores[i + 1] * share[j % 2], rounded[j], lost[j]);
+        split(scores[i] * share.of[j % 2], scores[i + 1] * share.of[j % 2], rounded[j], lost[j]);
       }
       store_matrix_x4(fragment_address(storage.p, step), rounded[0], rounded[1], rounded[2], rounded[3]);
       store_matrix_x4(fragment_address(storage.ds, step), lost[0], lost[1], lost[2], lost[3]);
@@ -192,8 +210,7 @@ struct Consumer {
   // Leaves the sums of the block's P (without the sink) over each warp's heads in shared memory. `scores` is P but for
   // the factors of its heads.
   __device__ __forceinline__ void sum_over_heads() {
-    int own = row;
-    if constexpr (Config::kPacked) make_opaque(own);  // or its address is kept, and spilled
+    const int own = row();
     const float factor = storage.factor[own], factor_below = storage.factor[own + 8];
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
@@ -203,7 +220,7 @@ struct Consumer {
         sum += __shfl_xor_sync(0xffffffffu, sum, 4);
         sum += __shfl_xor_sync(0xffffffffu, sum, 8);
         sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        if (lane < 4) storage.distribution[warp][i * 2 + lane * 2 + column] = sum;
+        if (lane() < 4) storage.distribution[warp()][i * 2 + lane() * 2 + column] = sum;
       }
     }
   }
@@ -212,7 +229,7 @@ struct Consumer {
   // in each head block, so the order is fixed.
   __device__ __forceinline__ void add_distribution(float* start, int32_t entries_left) {
     named_barrier_sync(kDistribution, Config::kWarpgroup);
-    const int entry = warp * 32 + lane;
+    const int entry = fresh_thread();
     if (entry < Config::kTileKeys && entry < entries_left) {
       const auto& sums = storage.distribution;
       reduce_add_float(start + entry, (sums[0][entry] + sums[1][entry]) + (sums[2][entry] + sums[3][entry]));
@@ -224,11 +241,11 @@ struct Consumer {
   __device__ __forceinline__ void put_distribution(const Work<Config>& work, int32_t first_row) {
     constexpr int kQueryWarps = Config::kQueryHeads / 16;
     named_barrier_sync(kDistribution, Config::kWarpgroup);
-    const int column = (warp * 32 + lane) % Config::kTileKeys;
+    const int column = (warp() * 32 + lane()) % Config::kTileKeys;
 #pragma unroll
     for (int turn = 0; turn < Config::kQueries / 2; ++turn) {
-      const int own = turn * 2 + warp / 2;
-      const uint64_t words = *reinterpret_cast<const uint64_t*>(storage.query_valid[k_parity][own]);
+      const int own = turn * 2 + warp() / 2;
+      const uint64_t words = *reinterpret_cast<const uint64_t*>(storage.query_valid[parity()][own]);
       if ((words >> column & 1u) != 0) {
         float sum = storage.distribution[own * kQueryWarps][column];
         if constexpr (kQueryWarps == 2) sum += storage.distribution[own * kQueryWarps + 1][column];
@@ -250,7 +267,8 @@ struct Consumer {
 
   template <int kHalf>
   __device__ __forceinline__ void make_score_gradients_of_half(const uint32_t (&low)[2], const uint32_t (&high)[2]) {
-    storage.p_ready[kHalf].wait(k_parity);
+    const HeadNumbers delta = of_own_heads(storage.delta);
+    storage.p_ready[kHalf].wait(parity());
 #pragma unroll
     for (int step = kHalf * kSteps / 2; step < (kHalf + 1) * kSteps / 2; ++step) {
       uint32_t rounded[4], lost[4];
@@ -263,7 +281,7 @@ struct Consumer {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int i = step * 8 + j * 2 + c;
-          const float ds = p[c] * (scores[i] - delta[j % 2]) * params.sm_scale;
+          const float ds = p[c] * (scores[i] - delta.of[j % 2]) * params.sm_scale;
           scores[i] = is_valid(low, high, i) ? ds : 0.f;
         }
       }

@@ -9,12 +9,6 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// First head of a head block.
-template <typename Config>
-__device__ __forceinline__ int32_t first_head(int32_t head_block) {
-  return Config::kQueries > 1 ? 0 : head_block * Config::kHeads;
-}
-
 // The one buffer, whose tiles are all freed at once. Of its three barriers the gather waits for the first ahead of its
 // first part, and for the others, which hold it up no more, ahead of the last two: one would do, but code with three is
 // what has been measured.

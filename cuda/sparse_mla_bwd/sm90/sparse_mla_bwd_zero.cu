@@ -1,7 +1,7 @@
-// Sparse MLA attention, gradients: clears fp32 sums of dKV, and the distribution, for Hopper and newer.
+// Sparse MLA attention, gradients: clears fp32 sums of dKV, with spare rows, and the distribution, for Hopper.
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
-#include "../dkv_rows.cuh"
+#include "runs.cuh"
 
 // CUPYMLA_D_QK: 576 or 512.
 
@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kRowThread
     sparse_mla_bwd_zero(const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
   cupymla::wait_for_primary_grid(params.has_dependent != 0);
   cupymla::sparse_mla_bwd::zero<CUPYMLA_D_QK>(params);
+  cupymla::sparse_mla_bwd::zero_spare_rows<CUPYMLA_D_QK>(params);
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kRowThreads, cluster = 1, smem_bytes = 0,

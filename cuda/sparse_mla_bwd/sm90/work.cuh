@@ -6,9 +6,16 @@
 #include "../../common/sparse_query.cuh"
 #include "../query_group.cuh"
 #include "../params.cuh"
+#include "pinned_position.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_bwd {
+
+// First head of a head block.
+template <typename Config>
+__device__ __forceinline__ int32_t first_head(int32_t head_block) {
+  return Config::kQueries > 1 ? 0 : head_block * Config::kHeads;
+}
 
 template <typename Config>
 __device__ __forceinline__ int head_of_row(int row) {
@@ -94,10 +101,13 @@ struct Work<Config, true> : QueryGroup<Config::kQueries> {
 
   // The distribution of one of the queries, and which of its entries it is that names a row.
   __device__ __forceinline__ float* distribution(const Parameters& params, int own) const {
-    return params.attn_dist + this->batch * params.attn_dist_batch + (this->query + own) * params.attn_dist_query;
+    const QueryPosition first = pinned_position(*this);
+    return params.attn_dist + first.batch * params.attn_dist_batch + (first.query + own) * params.attn_dist_query;
   }
   __device__ __forceinline__ int32_t named_by(const Parameters& params, int32_t row, int own) const {
-    const int64_t row_entry = this->first_row_entry(params, blockIdx.x) + row;
+    uint32_t place = blockIdx.x;
+    make_opaque(place);
+    const int64_t row_entry = this->first_row_entry(params, place) + row;
     return params.row_topk_entries[row_entry * Config::kQueries + own];
   }
 };

@@ -67,8 +67,7 @@ class Workspace:
     """Where parts of the workspace begin, in bytes; None for parts that there are not.
 
     Attributes:
-        sums: fp32 [batch * s_kv, d_qk], for a cluster on sm_90a with `SPARE_ROWS` more; where dkv is not added to
-            itself.
+        sums: fp32 [batch * s_kv, d_qk], on sm_90a with `SPARE_ROWS` more; where dkv is not added to itself.
         sink_terms: fp32 [queries, h_q], with a sink.
         sink_lse: fp32 [queries, h_q], lse with the sink, where the distribution counts it.
         partials: fp32 [chunk, queries * topk, d_qk], or two bytes each where rows are packed; when deterministic.

@@ -104,14 +104,9 @@ class Plan:
         return self.path.rows == "packed"
 
     @property
-    def is_cluster(self) -> bool:
-        """Whether sums are in the order of columns of a 2-CTA cluster on sm_90a, which two phases have as well."""
-        return self.path.has_cluster_sums
-
-    @property
     def attends_in_clusters(self) -> bool:
-        """Whether such a cluster has the attention, too."""
-        return self.is_cluster and not self.in_phases
+        """Whether a 2-CTA cluster on sm_90a has the attention."""
+        return self.path.attends_in_clusters
 
     @property
     def box_heads(self) -> int:

@@ -27,15 +27,15 @@ SINGLE: Mapping[str, Unit] = {
 
 BLACKWELL: Mapping[str, Unit] = {
     "attention": Unit(OPERATOR, "sparse_mla_bwd", ("D_QK", "FP16", "HEADS", "PARTIALS"), "sm100"),
+    "zero": Unit(OPERATOR, "sparse_mla_bwd_zero", ("D_QK",), "sm100"),
+    "round": Unit(OPERATOR, "sparse_mla_bwd_round", ("D_QK", "FP16"), "sm100"),
 }
 """What Blackwell has in their place."""
 
 CLUSTER: Mapping[str, Unit] = {
     "attention": Unit(OPERATOR, "sparse_mla_bwd_cluster", ("D_QK", "FP16", "PARTIALS")),
-    "zero": Unit(OPERATOR, "sparse_mla_bwd_cluster_zero", ("D_QK",)),
-    "round": Unit(OPERATOR, "sparse_mla_bwd_cluster_round", ("D_QK", "FP16")),
 }
-"""What a 2-CTA cluster on Hopper has in their place; two phases have its sums."""
+"""What a 2-CTA cluster on Hopper has in their place."""
 
 CLUSTER_SUM = Unit(OPERATOR, "sparse_mla_bwd_cluster_sum", ("D_QK",))
 """The stage `sum` where their rows are packed."""

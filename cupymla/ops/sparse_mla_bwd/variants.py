@@ -36,10 +36,10 @@ def variant(
         arch: the target.
         stage: one of `STAGES`.
         d_qk: 576 or 512.
-        dtype: "bfloat16" or "float16": of the arrays; dkv's in the stage `round`, which on sm_90a with 128 heads a head
-            block may be "float32", too.
+        dtype: "bfloat16" or "float16": of the arrays; dkv's in the stage `round`, which on sm_90a may be
+            "float32", too.
         block_heads: heads of one head block, 64 or 128 (more are taken in several head blocks); for the
-            attention stage, and on sm_90a for the stages `zero` and `round` of its sums.
+            attention stage.
         partials: whether every entry's row is stored on its own instead of added up; for the stages `attention` and,
             with `packed`, `dq_dkv`.
         packed: whether these rows have 16 bits a column; with `partials`, on sm_90a with 128 heads a head block, for
@@ -102,5 +102,5 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 
 def _dtypes(stage: str, path: Path) -> tuple[str, ...]:
-    """What a stage may be compiled for: every dkv is made from a cluster's sums on sm_90a, those in float32, too."""
-    return DKV_DTYPES if path.has_cluster_sums and stage == "round" else DTYPES
+    """What a stage may be compiled for: every dkv is made from sums of their own on sm_90a, those in float32, too."""
+    return DKV_DTYPES if path.sums_in_runs and stage == "round" else DTYPES

@@ -25,6 +25,7 @@ class Blackwell(Path):
     arch_name: ClassVar[str] = "sm_100f"
     cluster: ClassVar[int] = 2
     gathers: ClassVar[bool] = True
+    sums_in_runs: ClassVar[bool] = False
     own_units: ClassVar[Mapping[str, Unit]] = units.BLACKWELL
 
     @classmethod

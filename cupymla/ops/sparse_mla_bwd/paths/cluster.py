@@ -39,7 +39,7 @@ class Cluster(Path):
     heads: ClassVar[range] = range(CTA_HEADS + 1, sys.maxsize)
     cluster: ClassVar[int] = 2
     row_ctas: ClassVar[int] = 2
-    has_cluster_sums: ClassVar[bool] = True
+    attends_in_clusters: ClassVar[bool] = True
     own_units: ClassVar[Mapping[str, Unit]] = units.CLUSTER
     packed_units: ClassVar[Mapping[str, Unit]] = {"sum": units.CLUSTER_SUM}
 

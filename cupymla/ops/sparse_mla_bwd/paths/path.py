@@ -73,8 +73,11 @@ class Path:
     row_ctas: ClassVar[int] = 1
     """CTAs that go over a query's rows at the same time."""
 
-    has_cluster_sums: ClassVar[bool] = False
-    """Whether sums have their columns in the order of a 2-CTA cluster on sm_90a."""
+    attends_in_clusters: ClassVar[bool] = False
+    """Whether a 2-CTA cluster on sm_90a has its attention."""
+
+    sums_in_runs: ClassVar[bool] = True
+    """Whether sums have spare rows, and their columns in the order of cuda/sparse_mla_bwd/sm90/runs.cuh."""
 
     gathers: ClassVar[bool] = False
     """Whether it gathers rows of kv by TMA."""
@@ -194,7 +197,7 @@ class Path:
             chunk,
             self.queries,
             self.in_order,
-            in_runs=self.has_cluster_sums,
+            in_runs=self.sums_in_runs,
             packed=self.rows == "packed",
             lists=lists,
             p_ds_bytes=self.p_ds_bytes(problem),

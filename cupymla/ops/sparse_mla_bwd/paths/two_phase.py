@@ -63,9 +63,7 @@ class TwoPhase(Path):
     title: ClassVar[str] = "two-phase"
     heads: ClassVar[range] = range(HEADS[0], HEADS[1] + 1)
     row_ctas: ClassVar[int] = HEADS[1] // CTA_HEADS
-    has_cluster_sums: ClassVar[bool] = True
     attention_stages: ClassVar[tuple[Stage, ...]] = STAGES
-    own_units: ClassVar[Mapping[str, Unit]] = units.CLUSTER
     packed_units: ClassVar[Mapping[str, Unit]] = {"sum": units.CLUSTER_SUM}
 
     @classmethod
