@@ -40,7 +40,7 @@ MANY_LISTS_ARCHS = ("sm_90a",)
 """Targets whose kernels list the entries of several chunks at once."""
 
 LIST_CTAS = 8
-"""CTAs that list a chunk's entries of a range of kv's rows together: a cluster, as `kListCtas` in
+"""CTAs of a cluster, which lists a chunk's entries of a range of kv's rows: as `kListCtas` in
 cuda/sparse_mla_bwd/entry_lists.cuh."""
 
 MOST_RANGE_ROWS = 24576
