@@ -2,11 +2,16 @@
 // sums have the same bits on every run. One CTA to a token.
 #pragma once
 
-#include "entry_lists.cuh"
+#include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 constexpr int kSumThreads = 160;  // at least one for every four channels
+
+// Entries of the launch's queries, valid or not: the room in `entry_list`.
+__device__ __forceinline__ int32_t all_entries(const Parameters& params) {
+  return static_cast<int32_t>(params.query_end - params.query_begin) * params.topk;
+}
 
 __device__ __forceinline__ float4 plus(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);

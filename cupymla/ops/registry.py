@@ -104,7 +104,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
                 "sm_90a",
                 units=_backward(
                     *("cluster", "cluster_sum", "p_ds", "dq_dkv", "sort", "scatter"),
-                    *("zero", "round", "sink", "clear", "count", "scan", "place", "sum"),
+                    *("zero", "round", "sink", "list", "sum"),
                 ),
             ),
             KernelEntry("sparse_mla_bwd_packed", "sm_90a", units=_backward("packed_zero", "merge", "round", "sink")),
@@ -113,14 +113,14 @@ OPERATORS: tuple[OperatorEntry, ...] = (
                 "sm_90a",
                 units=_backward(
                     *("stored_sum", "packed_zero", "merge"),
-                    *("zero", "round", "sink", "clear", "count", "scan", "place"),
+                    *("zero", "round", "sink", "list"),
                 ),
             ),
             KernelEntry("sparse_mla_bwd_sink_lse", "sm_90a"),
             KernelEntry(
                 "sparse_mla_bwd",
                 "sm_100f",
-                units=_backward("zero", "round", "sink", "clear", "count", "scan", "place", "sum"),
+                units=_backward("zero", "round", "sink", "list", "sum"),
             ),
             KernelEntry("sparse_mla_bwd_sink_lse", "sm_100f", first="sm_90"),
         ),

@@ -17,8 +17,8 @@ HOPPER = arch.named("sm_90a")
 _TABLES = (units.SINGLE, units.CLUSTER, units.PACKED, units.STORED)
 ATTENTIONS = SINGLE, CLUSTER, PACKED, STORED = tuple(table["attention"].kernel for table in _TABLES)
 """Kernels of the attention in one piece, on Hopper."""
-LISTS = ["clear", "count", "scan", "place"]
-"""The stages that list entries."""
+LISTS = ["list"]
+"""The stage that lists entries."""
 
 
 def planned(problem: spec.Problem = PROBLEM, target: arch.Arch = HOPPER, **shared: object) -> plan.Plan:

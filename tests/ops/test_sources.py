@@ -29,7 +29,7 @@ from cupymla_lab.subjects import Subject, cheapest
 
 FACTS: dict[str, Any] = {
     # What a binding compares with itself is as it wants it: each of these is compared with a kernel's elsewhere.
-    **dict.fromkeys(("parameter_bytes", "heads_per_cta", "block_heads", "cta_heads"), mock.ANY),
+    **dict.fromkeys(("parameter_bytes", "heads_per_cta", "block_heads", "cta_heads", "range_rows"), mock.ANY),
     "threads": 256,
     "chunk": 256,
     "pass_rows": 256,

@@ -15,13 +15,13 @@ from cupymla.ops.sparse_mla_bwd import spec
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
 
 EVERY = {"zero", "attention", "round", "sink"}
-LISTS = {"clear", "count", "scan", "place", "sum"}
+LISTS = {"list", "sum"}
 ORDERS = {"merge", "sort", "scatter"}
 TWO_PHASE = {"p_ds", "dq_dkv"}
 assert set(STAGES) == EVERY | LISTS | ORDERS | TWO_PHASE
 
 CHUNK = "(merge |sort )?(attention |p_ds dq_dkv )"
-LISTED = f"clear count scan place ({CHUNK}sum )"
+LISTED = f"list ({CHUNK}sum )"
 PACKED = "(merge (attention sum )+)+"  # queries that need no lists
 ENDS = "(round )?(sink )?"
 PLAIN = re.compile(f"zero (sink_lse )?(({CHUNK})|(sort )(attention |p_ds dq_dkv )(scatter ))+{ENDS}")

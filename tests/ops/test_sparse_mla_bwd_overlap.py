@@ -37,7 +37,7 @@ from cupymla_lab.emulated import Emulated, Kernel, emulated
 pytestmark = pytest.mark.compile
 
 CASE = sized(3, 576, 5, 2, 9, "_overlap", "options", deterministic=True, sink="finite", wants_dist=True)
-STAGES = ("zero", "clear", "count", "scan", "place", "attention", "sum", "round", "sink")
+STAGES = ("zero", "list", "attention", "sum", "round", "sink")
 """What its call launches: every stage."""
 
 LISTED = sized(3, 512, 5, 2, 9, "_overlap_order", "order", sink="finite", wants_dist=True, attn_dist_sink=True)
@@ -153,11 +153,12 @@ def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSou
     sources read so by `__ldg`. The compiler makes no others of them."""
     found = uncached(build.ptx(source))
     attend = ("", "_cluster", "_packed", "_stored", "_p_ds", "_sink_lse")
-    readers = (*attend, "_count", "_place", "_sort", "_merge", "_packed_zero")
+    readers = (*attend, "_list", "_sort", "_merge", "_packed_zero")
     assert bool(found) == (source.entry.removeprefix("sparse_mla_bwd") in readers)
     # indices; rows of out, on sm_90a and Blackwell, of dout and of kv
     row = "reinterpret_cast<const uint4*>({}) + chunk"
-    callers = ("indices + entry", row.format("out"), row.format("dout"), "left + tile * 8", row.format("start"))
+    fours = "reinterpret_cast<const int4*>(own) + i * 8"
+    callers = ("indices + entry", fours, row.format("out"), row.format("dout"), "left + tile * 8", row.format("start"))
     assert all(any(f"__ldg({array})" in line for array in callers) for line in found), found
 
 

@@ -41,7 +41,7 @@ def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.Monkey
     stages = [launch.stage for launch in chosen.launches()]
     assert (chosen.chunk, chosen.lists) == (528, 2)
     assert stages == ["zero", *[*LISTS, *["p_ds", "dq_dkv", "sum"] * 2] * 2, "round"]
-    lists = [(x.query_begin, x.query_end, x.lists) for x in chosen.launches() if x.stage == "place"]
+    lists = [(x.query_begin, x.query_end, x.lists) for x in chosen.launches() if x.stage == "list"]
     assert lists == [(0, 1056, 2), (1056, 2000, 2)]
 
 

@@ -90,7 +90,7 @@ def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fixed_order, "PARTIAL_BYTES", 2 * 70 * 512 * 2)
     given = SUBJECT.cases.inputs(case(64, 5, 70, 90, lengths="hostile", sink="finite"), 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
-    assert len(machine.launched) == 1 + 4 + 3 * 2 + 2
+    assert len(machine.launched) == 1 + 1 + 3 * 2 + 2
 
 
 @pytest.mark.compile

@@ -39,14 +39,14 @@ def test_evidence_speaks_for_every_unit(target: str) -> None:
 
 
 def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
-    """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
-    scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
-    assert len(scans) == 1
+    """The lists know no dtype: compiling them once for each would cost time and cache for nothing."""
+    lists = {plan.variant(HOPPER, stage="list", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
+    assert len(lists) == 1
     attention = [source for source in plan.sources() if source.entry in ATTENTIONS]
     assert len(attention) == 2 * 16 + 8 + 4 + 12  # of neighbours, of packed rows, and of a CTA's
     blackwell = arch.named("sm_100f")
-    assert plan.variant(blackwell, stage="scan", block_heads=64) == plan.variant(
-        blackwell, stage="scan", dtype="float16"
+    assert plan.variant(blackwell, stage="list", block_heads=64) == plan.variant(
+        blackwell, stage="list", dtype="float16"
     )
 
 

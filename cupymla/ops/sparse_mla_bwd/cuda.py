@@ -22,6 +22,7 @@ from ..rows_in_order import list_strides
 from . import plan
 from .launches import ATTENDING, Launch, Stage
 from .paths.cluster import ROPE_COLUMNS
+from .paths.fixed_order import MOST_RANGE_ROWS
 from .sizes import group_word_bytes
 from .spec import OPERATOR, Problem, Views
 
@@ -65,6 +66,12 @@ class SinkLseParameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("dout_batch_bytes", "dout_query_bytes", "dout_head_bytes")),
         ("is_fp16", ctypes.c_int32),
     )
+
+
+class ListParameters(ctypes.Structure):
+    """Mirrors `ListParameters` in cuda/sparse_mla_bwd/entry_lists.cuh."""
+
+    _fields_ = (("common", Parameters), ("chunk_queries", ctypes.c_uint32))
 
 
 def sink_lse_parameters(views: Views, shared: MlaProblem[MaskOptions]) -> SinkLseParameters:
@@ -217,6 +224,7 @@ class Binding:
         self._parameters = parameters(self.plan, views, outputs)
         counts_sink = problem.counts_sink
         self._sink = sink_lse_parameters(views, problem.shared) if counts_sink else None
+        self._listing = ListParameters(chunk_queries=self.plan.chunk)
         self._attending = Parameters() if self.plan.in_order or counts_sink else self._parameters
         self._pointers: tuple[int, int, int] | None = None
         self._lists: list[tuple[str, int, int]] = []  # of the first chunk: names, addresses, bytes of a chunk
@@ -236,17 +244,26 @@ class Binding:
         source = self.plan.source(step.stage)
         kernel = build.kernel(source, device.index)
         facts = kernel.facts
-        alone = self._sink if step.stage == "sink_lse" else None
-        check_record(source, facts, Parameters if alone is None else SinkLseParameters)
+        record = self._record_of(step.stage)
+        check_record(source, facts, type(record))
+        if step.stage == "list" and facts["range_rows"] != MOST_RANGE_ROWS:
+            raise CompileError(source.path, f"ranges of {MOST_RANGE_ROWS} rows, not {facts['range_rows']}")
         if step.stage in ATTENDING and facts["block_heads"] != self.plan.block_heads:
             raise CompileError(source.path, f"{self.plan.block_heads} heads a head block, not {facts['block_heads']}")
         geometry = Geometry(step.grid, facts["threads"], facts["smem_bytes"], facts["cluster"], pdl=dependent)
         count = self.plan.maps if step.stage in ATTENDING else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
-        record = alone or (self._attending if step.stage in ATTENDING else self._parameters)
         given: tuple[LaunchParameter, ...] = (*maps, record)
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
+
+    def _record_of(self, stage: Stage) -> Parameters | SinkLseParameters | ListParameters:
+        """What kernels of a stage are given, filled in or not."""
+        if stage == "list":
+            return self._listing
+        if stage == "sink_lse" and self._sink is not None:
+            return self._sink
+        return self._attending if stage in ATTENDING else self._parameters
 
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
@@ -293,11 +310,12 @@ class Binding:
             launcher(stream)
 
     def _record(self, step: Launch) -> Parameters:
-        """What a step's kernel is given."""
+        """What a step's kernel is given, or what it has in common with others'."""
         sink, record = self._sink, self._parameters
-        if step.stage == "sink_lse" and sink is not None:
-            sink.common = record
-            common: Parameters = sink.common
+        own = self._record_of(step.stage)
+        if not isinstance(own, Parameters):
+            own.common = record
+            common: Parameters = own.common
             return common
         if step.stage not in ATTENDING or self._attending is record:
             return record

@@ -16,6 +16,7 @@ from ..kv_rows import kv_rows as numbered
 from ..variants import BOTH, require_target
 from . import paths
 from .launches import Launch, Stage, Workspace
+from .paths import fixed_order
 from .paths.cluster import HEAD_TILE
 from .paths.path import CTA_HEADS, Path
 from .paths.two_phase import TwoPhase
@@ -29,7 +30,6 @@ MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and rows of kv lie (CUDA C++ Programming Guide)."""
 
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
-_LIST_CTA_ROWS = 256  # that a CTA of `clear` takes at a time
 _SINK_CTA_HEADS = 32
 _CTAS_PER_MULTIPROCESSOR = 8  # of stages whose CTAs go over their rows again and again
 
@@ -43,6 +43,7 @@ class Plan:
     Attributes:
         problem: the problem.
         arch: the target.
+        multiprocessors: of the GPU.
         path: how its attention and its sums are made.
         tokens: queries of all batch entries together.
         kv_rows: tokens of kv of all batch entries together.
@@ -57,6 +58,7 @@ class Plan:
 
     problem: Problem
     arch: Arch
+    multiprocessors: int
     path: Path
     tokens: int
     kv_rows: int
@@ -153,14 +155,12 @@ class Plan:
         """Lists of several chunks' entries, or of their query groups' rows, then these chunks."""
         for listed in range(0, self.query_groups, self.chunk * self.lists):
             end = min(listed + self.chunk * self.lists, self.query_groups)
-            lists, queries = -(-(end - listed) // self.chunk), min(self.chunk, end - listed)
+            lists = -(-(end - listed) // self.chunk)
             if self.queries > 1:
                 yield Launch("merge", end - listed, listed, end)
             else:
-                yield Launch("clear", min(self.row_ctas, -(-self.kv_rows // _LIST_CTA_ROWS)), listed, end, lists)
-                yield Launch("count", queries, listed, end, lists)
-                yield Launch("scan", 1, listed, end, lists)
-                yield Launch("place", queries, listed, end, lists)
+                ranges = fixed_order.list_ranges(self.kv_rows, lists, self.multiprocessors)
+                yield Launch("list", ranges * fixed_order.LIST_CTAS, listed, end, lists)
             for number in range(lists):
                 first = listed + number * self.chunk
                 last = min(first + self.chunk, end)
@@ -198,6 +198,7 @@ def planned(problem: Problem, arch: Arch, multiprocessors: int, path: Path) -> P
     return Plan(
         problem=problem,
         arch=arch,
+        multiprocessors=multiprocessors,
         path=path,
         tokens=tokens,
         kv_rows=kv_rows,

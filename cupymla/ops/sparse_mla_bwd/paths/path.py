@@ -142,7 +142,7 @@ class Path:
         elif self.in_order:
             listing = token_order.ORDER_STAGES
         elif self.rows != "added":
-            listing = ("clear", "count", "scan", "place")
+            listing = ("list",)
         sums: tuple[Stage, ...] = () if self.rows == "added" else ("sum",)
         return ("zero", "sink_lse", *listing, *self.attention_stages, *sums, "round", "sink")
 
@@ -159,7 +159,6 @@ class Path:
             "FP16": DKV_DTYPES.index(dtype),
             "HEADS": self.block_heads,
             "PARTIALS": _PARTIALS[self.rows],
-            "CHUNKS": int(self.arch_name in fixed_order.MANY_LISTS_ARCHS),
             "QUERIES": self.queries,
             "FIXED_ORDER": int(self.rows == "packed"),
         }
