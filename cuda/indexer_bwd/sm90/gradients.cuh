@@ -200,7 +200,7 @@ struct Gradients {
   __device__ __forceinline__ void put_row(const float (&dk)[kD / 2], int half, const Made& made) {
 #pragma unroll
     for (int group = 0; group < kD / 8; ++group) {
-      *reinterpret_cast<Pair*>(&storage.dk[warp][half * 8 + lane / 4][group * 8 + lane % 4 * 2]) =
+      *reinterpret_cast<Pair*>(&storage.dk[warp][(half * 8 + lane / 4) % kStagedRows][group * 8 + lane % 4 * 2]) =
           made(dk[group * 4 + half * 2], dk[group * 4 + half * 2 + 1], group);
     }
   }
@@ -210,26 +210,51 @@ struct Gradients {
 
   // Adds a warp's rows to those of its keys.
   __device__ __forceinline__ void send_dk(const float (&dk)[kD / 2], int stage) {
-    auto& rows = storage.dk[warp];
-    __syncwarp();  // the last tile's rows have been read
+    const bool valid = storage.ids[stage][warp * 16 + lane % 16] >= 0;
+    const bool all = __all_sync(0xffffffffu, static_cast<int>(valid)) != 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) put_row<float2>(dk, half, as_floats);
-    __syncwarp();
-    const int32_t* ids = storage.ids[stage] + warp * 16;
-    const float* gradients = storage.gradients[stage] + warp * 16;
+    for (int half = 0; half < 2; ++half) {
+      __syncwarp();  // the rows before have been read
+      put_row<float2>(dk, half, as_floats);
+      __syncwarp();
+      if (all) {
+        add_floats_to<true>(stage, half);
+      } else {
+        add_floats_to<false>(stage, half);
+      }
+    }
+  }
+
+  // kValid: all keys are; so there are no branches, each of which takes as long as what it leads to.
+  template <bool kValid>
+  __device__ __forceinline__ void add_floats_to(int stage, int half) const {
+    const int32_t* ids = storage.ids[stage] + warp * 16 + half * 8;
+    const float* gradients = storage.gradients[stage] + warp * 16 + half * 8;
     constexpr int kLanes = kD / 4;  // of a row
-    constexpr int kRowsAtOnce = 32 / kLanes;
+    constexpr int kRows = 32 / kLanes;
     const int channel = lane % kLanes * 4;
-#pragma unroll 4
-    for (int first = 0; first < 16; first += kRowsAtOnce) {
-      const int row = first + lane / kLanes;
-      const int32_t key = ids[row];
-      const float gradient = gradients[row];
-      const float4 four = *reinterpret_cast<const float4*>(&rows[row][channel]);
-      const float values[4] = {of_entry(four.x, gradient), of_entry(four.y, gradient), of_entry(four.z, gradient),
-                               of_entry(four.w, gradient)};
-      float* sums = reinterpret_cast<float*>(params.sums) + (first_row() + key) * kD + channel;
-      if (key >= 0) reduce_add_float4(sums, values);
+    int64_t sums = reinterpret_cast<int64_t>(params.sums) + (first_row() * kD + channel) * 4;
+    make_opaque(sums);  // a row's address is then one multiplication that adds
+    // Reads of some rows come ahead of what leaves: behind it, each would wait for the one before.
+    constexpr int kAhead = 8 / kRows;
+#pragma unroll
+    for (int first = 0; first < 8; first += kAhead * kRows) {
+      int32_t keys[kAhead];
+      float values[kAhead][4];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int row = first + i * kRows + lane / kLanes;
+        keys[i] = ids[row];
+        const float gradient = gradients[row];
+        const float4 four = *reinterpret_cast<const float4*>(&storage.dk[warp][row][channel]);
+        values[i][0] = of_entry(four.x, gradient), values[i][1] = of_entry(four.y, gradient);
+        values[i][2] = of_entry(four.z, gradient), values[i][3] = of_entry(four.w, gradient);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        float* row = reinterpret_cast<float*>(sums + static_cast<int64_t>(keys[i]) * (kD * 4));
+        if (kValid || keys[i] >= 0) reduce_add_float4(row, values[i]);
+      }
     }
   }
 

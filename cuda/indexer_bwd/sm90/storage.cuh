@@ -32,7 +32,8 @@ namespace cupymla::indexer_bwd {
 
 constexpr int kHeads = CUPYMLA_HEADS;  // of a block, with those that only fill up
 constexpr bool kDeterministic = CUPYMLA_DETERMINISTIC != 0;
-constexpr int kStages = 3;
+constexpr int kStages = kDeterministic ? 3 : 4;
+constexpr int kStagedRows = kDeterministic ? 16 : 8;  // of a warp
 constexpr int kColumnTiles = kD / 64;  // of 128 swizzled bytes
 constexpr int kHeadGroups = kHeads / 8;
 constexpr int kScores = kHeads / 2;    // of a thread, see `multiply_keys`
@@ -68,7 +69,7 @@ struct alignas(1024) Storage {
   uint8_t active[kHeadColumnBytes];  // [heads][64 keys]: gradient [z > 0]
   // Rows of a warp's keys, eight floats longer than needed: eight rows of a fragment meet all banks. At the end dq,
   // [heads][channels + 8].
-  alignas(16) float dk[kThreads / 32][16][kD + 8];
+  alignas(16) float dk[kThreads / 32][kStagedRows][kD + 8];
   alignas(16) int32_t ids[kStages][kTileKeys];  // -1 for entries that are not valid
   float gradients[kStages][kTileKeys];  // of the entries, 0 for those that are not valid
   float weights[kHeads];                // 0 for heads that only fill up
