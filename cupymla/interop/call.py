@@ -73,11 +73,6 @@ class Call:
         each = (*self.arrays.values(), *self.results.values())
         return all(isinstance(n, int) for facts in each for n in facts.shape)
 
-    @property
-    def is_replayable(self) -> bool:
-        """Whether recordings of it may be replayed at any time; see `Declaration.replayable`."""
-        return self.declaration.replayable or "workspace" in self.results
-
     def text(self) -> str:
         """The call in words that `parsed` understands; where extents are symbols, shapes are left to the run."""
         static = self.is_static
@@ -142,18 +137,14 @@ def parsed(text: str, shapes: Sequence[tuple[Any, ...]] = ()) -> Call:
 
 def plain(function: str, name: str, value: Any) -> Plain:
     """An option as a value that can be written down: dtypes become labels. Raises InputError."""
-    number = whole(value)
-    if number is not None:
-        return number
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, float, str)):
         return value
-    label = dtype_label(value)
-    if label is None:
+    known: Plain = whole(value)
+    if known is None and (known := dtype_label(value)) is None:
         expected = "a plain value that is known before the program runs"
         raise InputError(name, expected, type(value).__name__, operator=function)
-    return label
+    return known
 
 
 def label_of(dtype: Any, function: str, name: str) -> str:
@@ -220,8 +211,8 @@ def run_bound(key: Hashable, index: int, addresses: list[int], stream: int) -> b
 
     `index` is that of the device: where it is not current, `run` has to.
     """
-    made: Any = bound.free(key)
-    return made is not None and driver.is_current(index) and made.at(addresses, stream)
+    made: Any = bound.calls.get(key)
+    return made is not None and not made.in_use and driver.is_current(index) and made.at(addresses, stream)
 
 
 def _aligned(addresses: Sequence[int]) -> bool:

@@ -38,8 +38,6 @@ class BoundCall:
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
     """
 
-    maker: fast.Maker
-
     def __init__(
         self, calls: Calls, given: Mapping[str, Any], framework: fast.Framework | None = None, recorded: bool = False
     ) -> None:
@@ -64,8 +62,7 @@ class BoundCall:
             self._workspace_maker = framework.maker([workspace], like.device.index)
         self._views = [alone[name] for name in (*arguments.inputs, *arguments.written) if name in alone]
         self.count = len(self._views)
-        places = {name: place for place, name in enumerate(arguments.names) if name in alone}
-        self.results = [(places.get(name), *result) for name, result in results]
+        self.results = [(arguments.names.index(n) if n in alone else None, *result) for n, result in results]
         self._end = self.count + len(results)
         self._reaches = [tensor.reach(view) for view in alone.values()]
         written = {*arguments.outputs, *arguments.updates}
@@ -129,7 +126,7 @@ class BoundCall:
 
 def numbers_of(seen: Iterable[Any]) -> list[float]:
     """The numbers in the places of arrays."""
-    return [float(value) for value in seen if not isinstance(value, View | str | None)]
+    return [float(value) for value in seen if value is not None and not isinstance(value, (View, str))]
 
 
 class _Bound(threading.local):
@@ -271,7 +268,7 @@ class Calls:
                 where = view.device.kind, view.device.index, view.ptr % fast.ALIGNMENT
                 facts.append((view.dtype, view.shape, view.strides, where))
             else:
-                facts.append(view if isinstance(view, str | None) else fast.number_class(view))
+                facts.append(view if view is None or isinstance(view, str) else fast.number_class(view))
         # A number of no class is for its checks to judge.
         return tuple(facts) if all_plain(options) and "" not in facts else None
 

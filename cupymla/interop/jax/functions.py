@@ -135,7 +135,8 @@ def _bind(declaration: Declaration, names: Names, options: Options, arrays: Sequ
     call.check()
     results = [_result(result, arrays[0]) for result in call.results.values()]
     aliases = {names.index(name): place for place, name in enumerate(call.results) if name in declaration.updates}
-    target = TARGETS[call.is_replayable]
+    # What works in its buffers alone; see `Declaration.replayable`.
+    target = TARGETS[declaration.replayable or "workspace" in call.results]
     made = jax.ffi.ffi_call(target, results, vmap_method="sequential", input_output_aliases=aliases)
     return tuple(made(*arrays, call=call.text()))[: len(call.results.keys() - {"workspace"})]
 
