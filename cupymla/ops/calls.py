@@ -246,7 +246,8 @@ class Calls:
         seen = self._seen(inputs, outputs)
         if seen is None:
             return self._on_cpu(inputs, options, outputs, check_indices, stream)()
-        fast.remember(inputs[0])
+        if fast.remember(inputs[0]):  # of a type that is new: the fast path may take it
+            return self(inputs, options, outputs, check_indices, stream)
         key = self._key(seen, options)
         call = bound.free(key) or bound.keep(key, BoundCall(self, self.arguments.named(seen, options)))
         with driver.on_device(seen[0].device.index):

@@ -146,6 +146,13 @@ def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Emu
     assert len(kit.bound) == kit.checked == 1
 
 
+def test_the_first_call_with_a_type_of_arrays_is_bound_for_the_next_ones(machine: Emulated, kit: Kit) -> None:
+    fast.frameworks.clear()
+    x = floats(machine, 4)
+    kit(x), kit(x)
+    assert len(kit.bound) == 1 and kit.runs == [at(x)] * 2
+
+
 def test_addresses_are_set_where_any_is_another_one(machine: Emulated, kit: Kit, monkeypatch: Any) -> None:
     x, y, z, out = (floats(machine, 4, 2) for _ in range(4))
     monkeypatch.setattr(machine._cupy, "ndarray", kind_of(lambda shape, dtype: out))
