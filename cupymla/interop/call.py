@@ -11,7 +11,7 @@ import functools
 import json
 import operator
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from .. import driver
 from ..device import CPU, Device
 from ..errors import InputError, shown
 from ..ops.arguments import dtype_label, whole
-from ..ops.bound import BoundCall, bound, numbers_of
+from ..ops.calls import BoundCall, bound, numbers_of
 from ..tensor import View
 from ..tensor.fast import ALIGNMENT
 from ..tensor.types import NUMPY_DTYPES, strides_of
@@ -32,7 +32,6 @@ VERSION = 1
 """Of the text. A program that was exported by another version is refused, not guessed at."""
 
 Plain: TypeAlias = "bool | int | float | str | None"
-Named: TypeAlias = "tuple[tuple[str, Facts], ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,17 @@ class Call:
     """One call of a public function, without addresses.
 
     Attributes:
-        name: the function.
-        arrays: its arrays in the order in which their addresses come.
+        declaration: of the function.
+        arrays: its arrays by name, in the order in which their addresses come.
         results: its results, likewise; those that are named as an array are that array, written in place. The last may
             be a workspace, which nobody looks at.
         options: everything else.
     """
 
-    name: str
-    arrays: Named
-    results: Named
-    options: tuple[tuple[str, Plain], ...]
+    declaration: Declaration
+    arrays: Arrays
+    results: Results
+    options: Options
 
     @staticmethod
     def of(declaration: Declaration, arrays: Arrays, options: Options) -> Call:
@@ -59,34 +58,29 @@ class Call:
         Raises InputError for an option that is no plain value, and where the arguments do not fit each other.
         """
         chosen = {name: plain(declaration.name, name, value) for name, value in options.items()}
-        results = results_of(declaration, arrays, chosen)
-        made = Call(declaration.name, tuple(arrays.items()), tuple(results.items()), tuple(chosen.items()))
+        made = Call(declaration, arrays, results_of(declaration, arrays, chosen), chosen)
         # With its results, of which an operator may be asked for one by giving it a place.
         if declaration.has_workspace and (problem := made.check()) is not None:
             plan: Any = import_module(f"cupymla.ops.{declaration.name}.plan")
             size = plan.workspace_limit(problem)
             if size or not declaration.replayable:
-                made = replace(made, results=(*made.results, ("workspace", Facts((size,), "uint8"))))
+                made.results["workspace"] = Facts((size,), "uint8")
         return made
 
     @property
     def is_static(self) -> bool:
         """Whether every extent is a number."""
-        return all(isinstance(n, int) for _, facts in (*self.arrays, *self.results) for n in facts.shape)
-
-    @property
-    def is_replayable(self) -> bool:
-        """Whether recordings of it may be replayed at any time; see `Declaration.replayable`."""
-        return declared(self.name).replayable or "workspace" in dict(self.results)
+        each = (*self.arrays.values(), *self.results.values())
+        return all(isinstance(n, int) for facts in each for n in facts.shape)
 
     def text(self) -> str:
         """The call in words that `parsed` understands; where extents are symbols, shapes are left to the run."""
         static = self.is_static
         named = {
-            kind: [[name, facts.dtype, [*map(int, facts.shape)] if static else None] for name, facts in arrays]
+            kind: [[n, facts.dtype, [*map(int, facts.shape)] if static else None] for n, facts in arrays.items()]
             for kind, arrays in (("arrays", self.arrays), ("results", self.results))
         }
-        fields = {"version": VERSION, "name": self.name, **named, "options": dict(self.options)}
+        fields = {"version": VERSION, "name": self.declaration.name, **named, "options": self.options}
         return json.dumps(fields, separators=(",", ":"))
 
     def check(self) -> Any:
@@ -95,18 +89,17 @@ class Call:
             return None
         # Addresses that nobody reads, far apart.
         places = [place << 80 for place in range(1, len(self.arrays) + len(self.results) + 1)]
-        declaration = declared(self.name)
-        given = dict.fromkeys(declaration.required) | self.arguments(CPU, places)
-        return declaration.calls().read(**given)[1]
+        given = dict.fromkeys(self.declaration.required) | self.arguments(CPU, places)
+        return self.declaration.calls().read(**given)[1]
 
     def arguments(self, device: Device, addresses: Sequence[int]) -> dict[str, Any]:
         """Those of the function, with arrays as views; what is written in place is seen at its result's address."""
-        results = dict(self.results)
+        each = (*self.arrays.items(), *self.results.items())
         views = {
-            name: View(at, facts.shape, strides_of(facts.shape), facts.dtype, device, name not in results, "raw", None)
-            for (name, facts), at in zip((*self.arrays, *self.results), addresses, strict=True)
+            n: View(at, facts.shape, strides_of(facts.shape), facts.dtype, device, n not in self.results, "raw", None)
+            for (n, facts), at in zip(each, addresses, strict=True)
         }
-        return declared(self.name).arguments(views, dict(self.options))
+        return self.declaration.arguments(views, self.options)
 
 
 def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
@@ -117,17 +110,14 @@ def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Re
     try:
         results = declaration.results(arrays, options)
         for facts in results.values():
-            if facts.dtype not in NUMPY_DTYPES or not all(map(_may_be_extent, facts.shape)):
+            # An extent is a number, or a framework's symbol.
+            sound = [n >= 0 if type(n) is int else not isinstance(n, int | float | str | None) for n in facts.shape]
+            if facts.dtype not in NUMPY_DTYPES or not all(sound):
                 raise ValueError(f"{declaration.name}: no array is {facts.dtype} {list(facts.shape)}")
     except Exception:
-        Call(declaration.name, tuple(arrays.items()), (), tuple(options.items())).check()
+        Call(declaration, arrays, {}, options).check()
         raise
     return results
-
-
-def _may_be_extent(value: object) -> bool:
-    """Whether it is one, or a framework's symbol."""
-    return value >= 0 if type(value) is int else not (value is None or isinstance(value, (int, float, str)))
 
 
 def parsed(text: str, shapes: Sequence[tuple[Any, ...]] = ()) -> Call:
@@ -141,19 +131,17 @@ def parsed(text: str, shapes: Sequence[tuple[Any, ...]] = ()) -> Call:
         raise ValueError(f"a call of format {version}, made by another version of cupymla; this has {VERSION}")
     entries, count = fields["arrays"] + fields["results"], len(fields["arrays"])
     told = shapes or [(None,) if shape is None else tuple(shape) for *_, shape in entries]
-    named = tuple([(name, Facts(shape, dtype)) for (name, dtype, _), shape in zip(entries, told, strict=True)])
-    return Call(fields["name"], named[:count], named[count:], tuple(fields["options"].items()))
+    named = [(name, Facts(shape, dtype)) for (name, dtype, _), shape in zip(entries, told, strict=True)]
+    return Call(declared(fields["name"]), dict(named[:count]), dict(named[count:]), fields["options"])
 
 
 def plain(function: str, name: str, value: Any) -> Plain:
     """An option as a value that can be written down: dtypes become labels. Raises InputError."""
-    number = whole(value)
-    if number is not None:
-        return number
-    if isinstance(value, np.generic):
-        value = value.item()
-    known: Plain = value if value is None or isinstance(value, (bool, int, float, str)) else dtype_label(value)
-    if known is None and value is not None:
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, (bool, float, str)):
+        return value
+    known: Plain = whole(value)
+    if known is None and (known := dtype_label(value)) is None:
         expected = "a plain value that is known before the program runs"
         raise InputError(name, expected, type(value).__name__, operator=function)
     return known
@@ -176,28 +164,31 @@ class Compiled(BoundCall):
 
     Kernels do not overlap: XLA records a call as a child graph, which it updates when addresses change, and whether
     that may be done to edges of dependent launches no document says.
-
-    Attributes:
-        latest: the addresses that it has run with last, as the program lists them.
     """
 
     def __init__(self, call: Call, device: Device, addresses: Sequence[int]) -> None:
         """Bind for contiguous arrays. Raises what the operator raises."""
-        given, calls = call.arguments(device, addresses), declared(call.name).calls()
+        given, calls = call.arguments(device, addresses), call.declaration.calls()
         super().__init__(calls, given, recorded=True)
-        arguments = calls.arguments
-        self._numbers_given = numbers_of([given.get(name) for name in arguments.inputs])
-        self._like = given[arguments.inputs[0]]
-        places = {name: place for place, (name, _) in enumerate((*call.arrays, *call.results))}
-        self._order = [places[name] for name in arguments.names if name in places]
-        self.latest: list[int] = []
+        names = calls.arguments.names
+        self._like, self._given_numbers = given[names[0]], numbers_of(map(given.get, names))
+        places = {name: place for place, name in enumerate((*call.arrays, *call.results))}
+        self._order = [places[name] for name in names if name in places]
+        self._latest: tuple[list[int], list[int]] = [], []
 
-    def at(self, addresses: list[int], stream: int) -> None:
-        """Run with these addresses, of the program's arrays and results in their order. Raises DriverError."""
-        if addresses != self.latest:
-            self._ordered = [addresses[place] for place in self._order]
-            self.latest = addresses
-        self.run(self._ordered, self._numbers_given, stream, self._like)
+    def at(self, addresses: list[int], stream: int) -> bool:
+        """Run with these addresses, of the program's arrays and results in their order. Raises DriverError.
+
+        Returns False, and does nothing, where one is such that only the operator's checks know what to do.
+        """
+        latest, ordered = self._latest
+        if addresses != latest:
+            if not _aligned(addresses):
+                return False
+            ordered = [addresses[place] for place in self._order]
+            self._latest = addresses, ordered
+        self.run(ordered, self._given_numbers, stream, self._like)
+        return True
 
 
 def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream: int) -> None:
@@ -208,10 +199,10 @@ def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream:
     """
     if device.kind == "cpu" or not _aligned(addresses):
         # Whether a kernel can do with such an address only the operator's checks know.
-        declared(call.name).function()(**call.arguments(device, addresses), stream=stream)
+        call.declaration.function()(**call.arguments(device, addresses), stream=stream)
         return
     with driver.on_device(device.index):
-        made: Any = bound.take(key, lambda: Compiled(call, device, addresses))
+        made: Any = bound.free(key) or bound.keep(key, Compiled(call, device, addresses))
         made.at(addresses, stream)
 
 
@@ -221,13 +212,7 @@ def run_bound(key: Hashable, index: int, addresses: list[int], stream: int) -> b
     `index` is that of the device: where it is not current, `run` has to.
     """
     made: Any = bound.calls.get(key)
-    if made is None or made.in_use or not driver.is_current(index):
-        return False
-    if addresses != made.latest and not _aligned(addresses):
-        return False
-    made.in_use = True
-    made.at(addresses, stream)
-    return True
+    return made is not None and not made.in_use and driver.is_current(index) and made.at(addresses, stream)
 
 
 def _aligned(addresses: Sequence[int]) -> bool:

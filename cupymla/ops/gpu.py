@@ -1,13 +1,43 @@
-"""What bindings to kernels share: tensor maps of arguments, the record check."""
+"""What bindings to kernels share: launches, tensor maps of arguments, the record check."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..build.source import KernelSource
 from ..errors import CompileError, DriverError, InputError
+from ..launch import Launcher
 from ..tensormap import EncodedMap, TileMap, encoded
+
+Results = Sequence[tuple[tuple[int, ...], str] | None]
+"""Shape and dtype label of each result, in the order of their names; None for one that the call does not want."""
+
+
+class Launches:
+    """Loaded kernels with everything that one problem fixes, launched one after the other. One thread at a time may use
+    them. Where numbers may stand in the places of arrays, `scale(*numbers)` sets those.
+
+    Attributes:
+        launcher: the last one; None where there is nothing to launch.
+        workspace_bytes: what they need beside a call's arrays.
+    """
+
+    workspace_bytes = 0
+
+    def __init__(self, *launchers: Launcher | None) -> None:
+        self._launchers = [launcher for launcher in launchers if launcher is not None]
+        self.launcher = self._launchers[-1] if self._launchers else None
+
+    def point(self, views: Any, results: Sequence[int], workspace: int) -> None:
+        """Set every address: those that the views have by now, of the results, and of the workspace."""
+        raise NotImplementedError
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        for launcher in self._launchers:
+            launcher(stream)
 
 
 def tiles(request: TileMap, argument: str, operator: str) -> EncodedMap:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,10 +26,9 @@ class Prepared(Protocol[R_co]):
         """Run once more."""
 
 
-class Operator(functools.partial[R], Generic[P, R]):
-    """A public operator: `op(...)` runs once, `op.prepare(...)` takes the same arguments and returns a `Prepared`.
-
-    A call of it is a call of the public function that it was made of.
+class Operator(Protocol[P, R]):
+    """A public operator: a function `op(...)` that runs once; `op.prepare(...)` takes the same arguments and returns a
+    `Prepared`.
 
     Attributes:
         name: the operator's one name, the same in Python, `cuda/`, tests and docs.
@@ -43,22 +42,15 @@ class Operator(functools.partial[R], Generic[P, R]):
     prepare: Callable[P, Prepared[R]]
     workspace_bytes: Callable[P, int]
 
-    if TYPE_CHECKING:
-
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-            """Run once."""
-
-    def __reduce__(self) -> str:
-        # Copies and pickles of what is global are its name.
-        return self.name
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run once."""
 
 
 def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Decorator that makes a public function the operator of `calls`, an `ops.calls.Calls`."""
 
     def made_of(call: Callable[P, R]) -> Operator[P, R]:
-        made: Operator[P, R] = Operator(call)
-        functools.update_wrapper(made, call)
+        made = cast("Operator[P, R]", call)
         made.name, made.calls = call.__name__, calls
         made.prepare = _form(call, "prepare", calls.prepare, Prepared[Any])
         if "workspace" in inspect.signature(call).parameters:

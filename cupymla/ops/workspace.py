@@ -1,4 +1,4 @@
-"""A caller's memory for a call to work in. Where there is none, `bound.BoundCall` makes some."""
+"""A caller's memory for a call to work in. Where there is none, `calls.BoundCall` makes some."""
 
 from __future__ import annotations
 

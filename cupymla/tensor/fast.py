@@ -164,15 +164,17 @@ _lock = threading.Lock()
 _MOST_TYPES = 64
 
 
-def remember(array: object) -> None:
-    """Let further arrays of this one's type, which was seen as a view, be read here where they can be."""
+def remember(array: object) -> bool:
+    """Let arrays of this one's type, which was seen as a view, be read here where they can be; whether that is new."""
     kind = type(array)
     known = read.framework_of(kind)
     # Other subclasses of tensors may mean more than their memory.
     is_tensor = known == "torch" and kind.__name__ in ("Tensor", "Parameter")
     framework = CUPY if known == "cupy" else TORCH if is_tensor else None
-    if framework is not None and kind not in frameworks:
-        with _lock:
-            if len(frameworks) >= _MOST_TYPES:
-                frameworks.clear()
-            frameworks[kind] = framework
+    if framework is None or kind in frameworks:
+        return False
+    with _lock:
+        if len(frameworks) >= _MOST_TYPES:
+            frameworks.clear()
+        frameworks[kind] = framework
+    return True

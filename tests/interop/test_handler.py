@@ -18,7 +18,7 @@ from cupymla.interop import call
 from cupymla.interop.call import Call
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
-from cupymla.ops import bound
+from cupymla.ops import calls
 from cupymla.ops.calls import Calls
 
 pytest.importorskip("jax")
@@ -187,10 +187,10 @@ def test_other_versions_are_refused_in_words(xla: Xla) -> None:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.FakeDriver]:
-    bound.bound.forget()
+    calls.bound.forget()
     with fake_driver.installed(monkeypatch) as fake:
         yield fake
-    bound.bound.forget()
+    calls.bound.forget()
 
 
 class Launched:

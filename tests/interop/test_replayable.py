@@ -63,7 +63,7 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
         if problem.declaration.has_workspace:
             chosen = {name: given.get(name, p.default) for name, p in problem.declaration.options.items()}
             call = Call.of(problem.declaration, facts_of(problem.declaration, inputs), chosen)
-            facts = dict(call.results).get("workspace")
+            facts = call.results.get("workspace")
             if facts is not None:
                 given["workspace"] = machine.empty(facts.shape, np.dtype(facts.dtype))
         machine.empty = counted  # type: ignore[method-assign, assignment]
@@ -84,14 +84,14 @@ def test_a_compiled_call_shares_rows_in_its_own_memory() -> None:
     declaration = next(each for each in DECLARATIONS if each.name == "sparse_mla_decode")
     facts = facts_of(declaration, inputs)
     call = Call.of(declaration, facts, {n: inputs.get(n, p.default) for n, p in declaration.options.items()})
-    assert call.is_replayable and [name for name, _ in call.results] == ["out", "lse", "workspace"]
+    assert [*call.results] == ["out", "lse", "workspace"]
     with emulated() as machine:
         machine.execute = lambda *_: None  # type: ignore[method-assign]
         arrays = [machine.array(inputs[name]) for name in facts]
-        arrays += [machine.empty(one.shape, np.dtype(one.dtype)) for _, one in call.results]
+        arrays += [machine.empty(one.shape, np.dtype(one.dtype)) for one in call.results.values()]
         addresses = [array.data.ptr for array in arrays]
         made = Compiled(call, Device("cuda", 0), addresses)
-        assert 0 < made.binding.workspace_bytes <= call.results[-1][1].shape[0]
+        assert 0 < made.binding.workspace_bytes <= call.results["workspace"].shape[0]
         made.at(addresses, 0)
         assert machine.launched == ["sparse_mla_decode", "sparse_mla_decode_merge"]
         # Recorded launches do not overlap.
@@ -117,7 +117,7 @@ def test_a_compiled_backward_has_room_for_all_that_it_is_asked_for(heads: int, a
     declaration = next(each for each in DECLARATIONS if each.name == "sparse_mla_bwd")
     options = {n: p.default for n, p in declaration.options.items()} | {"return_attn_dist": asked}
     made = Call.of(declaration, arrays, options)
-    results = dict(made.results)
+    results = made.results
     assert ("attn_dist" in results) is asked
     needed = [plan.plan(made.check(), arches.named("sm_90a"), n).workspace.bytes for n in (1, 78, 132)]
     assert made.check().has_attn_dist is asked

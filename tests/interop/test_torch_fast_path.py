@@ -12,7 +12,7 @@ import cupymla
 from cupymla import InputError, driver
 from cupymla.device import cuda
 from cupymla.interop.table import declared
-from cupymla.ops import bound
+from cupymla.ops import calls
 from cupymla.tensor import fast, read
 
 torch = pytest.importorskip("torch")
@@ -60,7 +60,7 @@ class Short:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     made, empty = Short(), torch.empty_strided
-    bound.bound.forget()
+    calls.bound.forget()
     monkeypatch.setattr(made.calls, "bind", made.bind)
     monkeypatch.setattr(gradients, "called", made.called)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -73,7 +73,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     monkeypatch.setattr(driver, "is_current", lambda index: True)
     monkeypatch.setattr(driver, "on_device", lambda index: contextlib.nullcontext())
     yield made
-    bound.bound.forget()
+    calls.bound.forget()
 
 
 def inputs() -> tuple[Any, Any, Any]:
@@ -185,6 +185,6 @@ def test_a_captured_workspace_is_the_graphs(short: Short, monkeypatch: pytest.Mo
     """Torch's allocator gives a graph a pool of its own; to keep the memory as well would be for good."""
     monkeypatch.setattr(driver, "capturing", lambda stream: True)
     kept: list[object] = []
-    monkeypatch.setattr(bound, "captured", kept)
+    monkeypatch.setattr(calls, "captured", kept)
     short.workspace_bytes = 64
     assert short.takes(*inputs()) and not kept

@@ -18,9 +18,10 @@ import pytest
 import cupymla
 from cupymla import InputError, driver, tensor
 from cupymla.launch import Geometry, Launcher
-from cupymla.ops import bound
+from cupymla.ops import calls
 from cupymla.ops.arguments import Arguments, Dtype, Flag, Number, option
 from cupymla.ops.calls import Calls
+from cupymla.ops.gpu import Results
 from cupymla.tensor import View, fast
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
 from cupymla_lab.subjects import Subject, cheapest
@@ -81,7 +82,7 @@ class Kit:
             raise InputError("x", "an address that is a multiple of 8 bytes", views.x.ptr, "kit")
         return views, given
 
-    def _wanted(self, views: Arrays, problem: object) -> bound.Results:
+    def _wanted(self, views: Arrays, problem: object) -> Results:
         return ((views.x.shape, "float32"),)
 
     def _bind(self, views: Arrays, problem: dict[str, Any], results: Sequence[View], recorded: bool) -> Any:
@@ -120,13 +121,13 @@ class Kit:
 
 @pytest.fixture
 def kit(machine: Emulated) -> Iterator[Kit]:
-    bound.bound.forget()
+    calls.bound.forget()
     # A type is known for CuPy's once an array of it has been seen.
     known = machine.array(np.zeros(1, np.float32))
     tensor.view(known, "x")
     fast.remember(known)
     yield Kit()
-    bound.bound.forget()
+    calls.bound.forget()
 
 
 def floats(machine: Emulated, *shape: int, dtype: Any = np.float32) -> DeviceArray:
@@ -143,6 +144,13 @@ def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Emu
         kit(first, other), kit(second, other), kit(first, second)
     assert kit.runs == [at(first, other), at(second, other), at(first, second)] * 2
     assert len(kit.bound) == kit.checked == 1
+
+
+def test_the_first_call_with_a_type_of_arrays_is_bound_for_the_next_ones(machine: Emulated, kit: Kit) -> None:
+    fast.frameworks.clear()
+    x = floats(machine, 4)
+    kit(x), kit(x)
+    assert len(kit.bound) == 1 and kit.runs == [at(x)] * 2
 
 
 def test_addresses_are_set_where_any_is_another_one(machine: Emulated, kit: Kit, monkeypatch: Any) -> None:
@@ -191,7 +199,7 @@ def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Emulated, 
     x = floats(machine, 4, 4)
     kit(x), kit(x)
     del kit.bound[:]
-    bound.bound.forget()
+    calls.bound.forget()
     transposed = DeviceArray(x.host.T)
     variants: list[tuple[Any, ...]] = [
         *((x,), (floats(machine, 4, 2),), (floats(machine, 4, 4, dtype=np.int32),), (transposed,)),
@@ -223,7 +231,7 @@ def test_a_number_in_the_place_of_an_array_is_given_to_each_run(machine: Emulate
 
 def test_a_device_that_is_not_current_is_made_so(machine: Emulated, kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     x = floats(machine, 4)
-    kit(x), kit(x)
+    kit(x), kit(x, stream=5)
     monkeypatch.setattr(driver, "is_current", lambda index: False)
     monkeypatch.setattr(kit.calls, "_returned", lambda *_: "the slow path")
     entered: list[int] = []
@@ -325,7 +333,7 @@ def test_no_array_is_kept_alive(machine: Emulated, kit: Kit) -> None:
     kit(x), kit(x)
     del x
     gc.collect()
-    assert bound.bound.calls and gone() is None
+    assert calls.bound.calls and gone() is None
 
 
 def test_threads_do_not_share_bound_calls(machine: Emulated, kit: Kit) -> None:
@@ -339,10 +347,10 @@ def test_threads_do_not_share_bound_calls(machine: Emulated, kit: Kit) -> None:
 
 
 def test_what_is_kept_is_bounded(machine: Emulated, kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound, "_LIMIT", 4)
+    monkeypatch.setattr(calls, "_LIMIT", 4)
     for extent in range(1, 20):
         kit(floats(machine, extent))
-        assert len(bound.bound.calls) <= 4
+        assert len(calls.bound.calls) <= 4
 
 
 def test_other_frameworks_are_read_as_views(machine: Emulated, kit: Kit) -> None:
@@ -415,8 +423,8 @@ def test_an_operators_call_made_again_launches_what_one_bound_anew_does(
         patch.setattr(call.calls, "read", lambda **_: pytest.fail("checked again"))
         first = launched()
     with monkeypatch.context() as patch:
-        patch.setattr(bound._Bound, "keep", lambda self, key, made: None)
-        bound.bound.forget()
+        patch.setattr(calls._Bound, "keep", lambda self, key, made: made)
+        calls.bound.forget()
         assert launched() == first
     count = len(first) // len(turns)
     by_turn = [first[start : start + count] for start in range(0, len(first), count)]

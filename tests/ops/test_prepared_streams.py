@@ -14,9 +14,10 @@ from fake_driver import FakeDriver, installed
 
 from cupymla import driver, tensor
 from cupymla.errors import UnsupportedError
-from cupymla.ops import bound
+from cupymla.ops import calls
 from cupymla.ops.arguments import Arguments, NoOptions
 from cupymla.ops.calls import Calls
+from cupymla.ops.gpu import Launches
 from cupymla.tensor import View, fast
 from cupymla_lab.emulated import kind_of
 
@@ -32,12 +33,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.FakeCupy:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    bound.bound.forget()
+    calls.bound.forget()
     with installed(monkeypatch) as made:
         # Index 0's context, which the fake hands out as 0xC0, is current: nothing is pushed.
         made.context = 0xC0
         yield made
-    bound.bound.forget()
+    calls.bound.forget()
 
 
 @dataclass
@@ -60,11 +61,11 @@ class Kit:
         self.pointed: list[bool] = []
         self.fails = False
 
-        class Binding:
-            launcher = None
+        class Binding(Launches):
             places: tuple[list[int], int] = ([], 0)
 
             def __init__(self) -> None:
+                super().__init__()
                 self.workspace_bytes = workspace_bytes
                 self.moved = False
                 fake.calls.append(("bind", 0))
@@ -258,7 +259,7 @@ def test_memory_that_a_graph_works_in_is_kept(
     cupy: fake_cupy.FakeCupy, fake: FakeDriver, captured: bool, way: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    monkeypatch.setattr(bound, "captured", kept)
+    monkeypatch.setattr(calls, "captured", kept)
     tensor.view(array(), "x")
     fast.remember(array())
     driver.primary_context(0)

@@ -119,8 +119,8 @@ def test_what_xla_may_record_is_launched_ordinarily() -> None:
     facts = {name: Facts(value.shape, value.dtype.name) for name, value in given.items()}
     call = Call.of(declared("sparse_mla_bwd"), facts, {**options, "deterministic": True})
     with emulated("sm_90a", 2) as machine:
-        arrays = [machine.array(given[name]) for name, _ in call.arrays]
-        arrays += [machine.empty(tuple(map(int, made.shape)), np.dtype(made.dtype)) for _, made in call.results]
+        arrays = [machine.array(given[name]) for name in call.arrays]
+        arrays += [machine.empty(tuple(map(int, made.shape)), np.dtype(made.dtype)) for made in call.results.values()]
         machine.call(run, "key", call, devices.cuda(0), [array.data.ptr for array in arrays], 0)
         assert len(machine.launches) == len(STAGES) and not any(geometry.pdl for geometry in machine.launches)
 

@@ -215,11 +215,11 @@ def test_too_small_a_workspace_is_refused_before_anything_is_launched(machine: E
 def test_the_workspace_of_a_captured_call_is_kept(
     machine: Emulated, capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cupymla.ops import bound
+    from cupymla.ops import calls
 
     kept: list[object] = []
     monkeypatch.setattr(driver, "capturing", lambda stream: capturing)
-    monkeypatch.setattr(bound, "captured", kept)
+    monkeypatch.setattr(calls, "captured", kept)
     machine.call(SUBJECT.call, **machine.arguments(cases.inputs(case(5, 4, 70, 200), 3)))
     assert len(kept) == capturing
 

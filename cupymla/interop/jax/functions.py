@@ -133,12 +133,12 @@ def _bind(declaration: Declaration, names: Names, options: Options, arrays: Sequ
     facts = {name: facts_of(declaration, name, array) for name, array in zip(names, arrays, strict=True)}
     call = Call.of(declaration, facts, dict(options))
     call.check()
-    results = [_result(f, arrays[0]) for _, f in call.results]
-    aliases = {names.index(name): place for place, (name, _) in enumerate(call.results) if name in declaration.updates}
-    target = TARGETS[call.is_replayable]
+    results = [_result(result, arrays[0]) for result in call.results.values()]
+    aliases = {names.index(name): place for place, name in enumerate(call.results) if name in declaration.updates}
+    # What works in its buffers alone; see `Declaration.replayable`.
+    target = TARGETS[declaration.replayable or "workspace" in call.results]
     made = jax.ffi.ffi_call(target, results, vmap_method="sequential", input_output_aliases=aliases)
-    wanted = [name for name, _ in call.results if name != "workspace"]
-    return tuple(made(*arrays, call=call.text()))[: len(wanted)]
+    return tuple(made(*arrays, call=call.text()))[: len(call.results.keys() - {"workspace"})]
 
 
 # Batching ------------------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         """The jitted call, and which of the values it takes; other values where these are not as JAX takes them."""
         arrays, options = traceable(declaration, *declaration.split(args, kwargs))
         register()
-        plain = tuple([(n, _one_nan(value)) for n, value in _call(declaration, arrays, options).options])
+        plain = tuple([(n, _one_nan(value)) for n, value in _call(declaration, arrays, options).options.items()])
         flat = _compiled(declaration, tuple(arrays), plain, tuple([exactly(value) for _, value in plain]))
         names = (*itertools.islice(declaration.signature.parameters, len(args)), *kwargs)
         given = dict(zip(names, values, strict=True))

@@ -154,7 +154,7 @@ def _options(declaration: Declaration, arrays: Mapping[str, Any], options: Mappi
     """The options as plain values, once the operator has found nothing wrong with a call. Raises InputError."""
     call = Call.of(declaration, {n: facts_of(declaration, n, array) for n, array in arrays.items()}, options)
     call.check()
-    return call.options
+    return tuple(call.options.items())
 
 
 def _weights(loss_weight: Any, rows: tuple[Any, ...]) -> Any:

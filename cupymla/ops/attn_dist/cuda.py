@@ -10,8 +10,7 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import encoded
-from ..bound import Launches, Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows, kv_rows
 from . import plan, records
@@ -92,7 +91,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Launches, Results
-from ..gpu import check_record
+from ..gpu import Launches, Results, check_record
 from ..mla import set_strides
 from . import plan
 from .spec import ARGUMENTS, Problem, Views
@@ -111,7 +110,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernels for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

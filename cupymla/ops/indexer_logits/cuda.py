@@ -10,8 +10,7 @@ from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap
-from ..bound import Launches, Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..mla import batched_strides, set_strides
 from ..work_assignment import WorkAssignment
 from . import plan
@@ -150,7 +149,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

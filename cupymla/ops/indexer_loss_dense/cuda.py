@@ -10,8 +10,7 @@ from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import EncodedMap, TileMap
-from ..bound import Launches, Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..indexer_logits import cuda as scoring
 from ..indexer_logits.spec import Views as ScoringViews
 from ..log2_scales import log2_scales
@@ -256,7 +255,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernels for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

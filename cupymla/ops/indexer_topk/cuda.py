@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ... import driver
 from ...tensor import View
-from ..bound import Launches, Results
+from ..gpu import Launches, Results
 from ..indexer_logits import cuda as scoring
 from ..indexer_logits.spec import Problem as ScoringProblem
 from ..indexer_logits.spec import ScoredViews
@@ -183,7 +183,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernels for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

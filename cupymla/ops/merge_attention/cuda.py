@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Launches, Results
-from ..gpu import check_record
+from ..gpu import Launches, Results, check_record
 from . import plan
 from .spec import CHANNELS, DTYPES, MAX_LEAD, Problem, Views
 
@@ -83,7 +82,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

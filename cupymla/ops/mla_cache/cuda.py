@@ -12,8 +12,7 @@ from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Launches, Results
-from ..gpu import check_record
+from ..gpu import Launches, Results, check_record
 from . import plan
 from .formats import INDEXER_FP8
 from .paged_spec import GATHER, WRITE, GatherProblem, GatherViews, PlacesViews, WriteProblem, WriteViews
@@ -93,7 +92,7 @@ def _lay_out(record: ctypes.Structure, problem: Problem, **arrays: View) -> None
 
 
 class Quantize(Launches):
-    """`quantize_fp8`: a binding; see `cupymla.ops.bound`."""
+    """`quantize_fp8`: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> None:
         codes, scales = results
@@ -115,7 +114,7 @@ class Quantize(Launches):
 
 
 class Dequantize(Launches):
-    """`dequantize_fp8`: a binding; see `cupymla.ops.bound`."""
+    """`dequantize_fp8`: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: DequantizeViews, problem: Problem, results: Sequence[View], recorded: bool) -> None:
         (out,) = results
@@ -135,7 +134,7 @@ class Dequantize(Launches):
 
 
 class Hadamard(Launches):
-    """`hadamard`: a binding; see `cupymla.ops.bound`."""
+    """`hadamard`: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: HadamardViews, problem: Problem, results: Sequence[View], recorded: bool) -> None:
         (out,) = results
@@ -164,7 +163,7 @@ def page_reciprocal(page: int) -> int:
 
 
 class Write(Launches):
-    """`indexer_k_quant_and_cache`: a binding; see `cupymla.ops.bound`. The kernel is that of `quantize_fp8`."""
+    """`indexer_k_quant_and_cache`: a binding; see `cupymla.ops.gpu`. The kernel is that of `quantize_fp8`."""
 
     def __init__(self, views: WriteViews, problem: WriteProblem, results: Sequence[View], recorded: bool) -> None:
         pages, slots = problem.pages, views.slot_mapping
@@ -216,7 +215,7 @@ _GATHERED_BYTES = 16
 
 
 class Gather(Launches):
-    """`gather_indexer_cache`: a binding; see `cupymla.ops.bound`."""
+    """`gather_indexer_cache`: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: GatherViews, problem: GatherProblem, results: Sequence[View], recorded: bool) -> None:
         k, k_scale = results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...tensor import View
-from ..bound import Launches, Results
+from ..gpu import Launches, Results
 from .cuda import CHANNELS, LANE_CHANNELS, launcher, lay_out_places, page_reciprocal, point_at_places
 from .latent_spec import CONCAT, GATHER, ConcatProblem, ConcatViews, GatherProblem, GatherViews
 from .records import ConcatParameters, GatherLatentParameters
@@ -16,7 +16,7 @@ _WARP = 32
 
 
 class Concat(Launches):
-    """`concat_and_cache_mla`: a binding; see `cupymla.ops.bound`."""
+    """`concat_and_cache_mla`: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: ConcatViews, problem: ConcatProblem, results: Sequence[View], recorded: bool) -> None:
         pages, slots, layout = problem.pages, views.slot_mapping, problem.layout
@@ -51,7 +51,7 @@ class Concat(Launches):
 
 
 class Gather(Launches):
-    """`gather_mla_cache`: a binding; see `cupymla.ops.bound`."""
+    """`gather_mla_cache`: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: GatherViews, problem: GatherProblem, results: Sequence[View], recorded: bool) -> None:
         (kv,) = results

@@ -12,8 +12,7 @@ from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Launches, Results
-from ..gpu import check_record
+from ..gpu import Launches, Results, check_record
 from . import plan
 from .formats import padded
 from .spec import OUT_DTYPES, DequantizeViews, GlobalScale, QuantizeViews, SwizzleViews
@@ -135,7 +134,7 @@ def _address(scale: GlobalScale) -> int | None:
 
 
 class Quantize(Launches):
-    """`quantize_nvfp4` on a GPU: a binding; see `cupymla.ops.bound`."""
+    """`quantize_nvfp4` on a GPU: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: QuantizeViews, problem: object, results: Sequence[View], recorded: bool) -> None:
         like, device = views.x.view, views.x.view.device
@@ -219,7 +218,7 @@ def _amax(x: Operand) -> tuple[AmaxParameters, Launcher, int]:
 
 
 class Dequantize(Launches):
-    """`dequantize_nvfp4` on a GPU: a binding; see `cupymla.ops.bound`."""
+    """`dequantize_nvfp4` on a GPU: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: DequantizeViews, problem: object, results: Sequence[View], recorded: bool) -> None:
         device = views.packed.view.device
@@ -271,7 +270,7 @@ class Dequantize(Launches):
 
 
 class Swizzle(Launches):
-    """`swizzle_scales` on a GPU: a binding; see `cupymla.ops.bound`."""
+    """`swizzle_scales` on a GPU: a binding; see `cupymla.ops.gpu`."""
 
     _backwards = False
 
@@ -314,6 +313,6 @@ class Swizzle(Launches):
 
 
 class Unswizzle(Swizzle):
-    """`unswizzle_scales` on a GPU: a binding; see `cupymla.ops.bound`."""
+    """`unswizzle_scales` on a GPU: a binding; see `cupymla.ops.gpu`."""
 
     _backwards = True

@@ -9,8 +9,7 @@ from ... import build, driver
 from ...arch import Arch
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Results
-from ..gpu import check_record
+from ..gpu import Launches, Results, check_record
 from . import plan
 from .spec import OUT_DTYPES, Problem, Views
 from .tiles import TileBinding, fits, row_and_batch
@@ -66,16 +65,11 @@ class Steps:
         return _BY_WORDS if places % 4 == 0 else _BY_BYTES
 
 
-class StreamBinding:
+class StreamBinding(Launches):
     """The streaming kernel with everything that one problem and one set of strides fix; `point` adds the addresses.
 
-    One thread at a time may use it.
-
-    Attributes:
-        launcher: the laid-out launch, of the variant that the addresses of the last `point` allow.
+    It launches the variant that the addresses of the last `point` allow. One thread at a time may use it.
     """
-
-    workspace_bytes = 0
 
     def __init__(self, views: Views, problem: Problem, c_strides: tuple[int, int, int]) -> None:
         self._problem = problem
@@ -92,8 +86,8 @@ class StreamBinding:
         self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k)
         self._parameters = _parameters(views, problem, work, c_strides)
         self._geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
-        self._launchers = {likely: Launcher(kernel, self._geometry, (self._parameters,))}
-        self.launcher = self._launchers[likely]
+        self._variants = {likely: Launcher(kernel, self._geometry, (self._parameters,))}
+        super().__init__(self._variants[likely])
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
         """Set every address, and what their alignment allows. The views' layouts are those of the binding.
@@ -113,7 +107,7 @@ class StreamBinding:
         parameters.sfa_access = access = self._steps.sfa_access(sfa)
         fits = self._may_be_whole and parameters.a_aligned and parameters.b_aligned
         whole = _WHOLE[access] if fits else "no"
-        self.launcher = self._launchers.get(whole) or self._laid_out(whole)
+        self._launchers = [self._variants.get(whole) or self._laid_out(whole)]
 
     def scale(self, *numbers: float) -> None:
         """Set an alpha that is a number."""
@@ -124,11 +118,7 @@ class StreamBinding:
         # Another variant than that of the call which made the binding may be wanted first while a graph is captured.
         with driver.beside_captures():
             kernel = build.kernel(plan.plan(self._problem, driver.arch_of(device), whole), device.index)
-        return self._launchers.setdefault(whole, Launcher(kernel, self._geometry, (self._parameters,)))
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        self.launcher(stream)
+        return self._variants.setdefault(whole, Launcher(kernel, self._geometry, (self._parameters,)))
 
 
 def _batch_steps(operand: Operand) -> int:
@@ -207,7 +197,7 @@ def _c_strides(views: Views, problem: Problem) -> tuple[int, int, int]:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts and remainders of addresses by 16; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts and remainders of addresses by 16; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

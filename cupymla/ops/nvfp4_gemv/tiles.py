@@ -9,7 +9,7 @@ from ... import build
 from ...build.source import KernelSource
 from ...launch import Geometry, Launcher
 from ...tensormap import TileMap, encoded
-from ..gpu import check_record
+from ..gpu import Launches, check_record
 from .model import Tiling
 from .spec import OUT_DTYPES, Problem, Views
 from .validation import Operand
@@ -59,16 +59,11 @@ def row_and_batch(operand: Operand | None) -> tuple[int, int]:
     return operand.strides[0], operand.strides[-1]
 
 
-class TileBinding:
+class TileBinding(Launches):
     """The tcgen05 kernel with everything that one problem and one set of strides fix; `point` adds the addresses.
 
     One thread at a time may use it.
-
-    Attributes:
-        launcher: the laid-out launch.
     """
-
-    workspace_bytes = 0
 
     def __init__(
         self, views: Views, problem: Problem, c_strides: tuple[int, int, int], source: KernelSource, tiling: Tiling
@@ -87,7 +82,8 @@ class TileBinding:
             (facts["vector_block_bytes"] // 2, blocks, 1, 1),
         )
         geometry = Geometry((tiling.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=tiling.splits)
-        self.launcher = Launcher(kernel, geometry, (*(ctypes.c_byte() for _ in self._boxes), self._parameters))
+        self._product = Launcher(kernel, geometry, (*(ctypes.c_byte() for _ in self._boxes), self._parameters))
+        super().__init__(self._product)
 
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those of the binding."""
@@ -103,15 +99,11 @@ class TileBinding:
             self._scales(views.sfb, 0, self._boxes[3]),
         )
         for index, request in enumerate(requests):
-            self.launcher.replace(index, encoded(request))
+            self._product.replace(index, encoded(request))
 
     def scale(self, *numbers: float) -> None:
         """Set an alpha that is a number."""
         (self._parameters.alpha_value,) = numbers
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        self.launcher(stream)
 
     def _codes(self, operand: Operand, box: tuple[int, ...]) -> TileMap:
         """`[bytes of a row, rows, batches, 1]`."""

@@ -11,8 +11,7 @@ from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap
-from ..bound import Launches, Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..indexer_logits import cuda as dense
 from ..indexer_logits.spec import Options as DenseOptions
 from ..indexer_logits.spec import Problem as DenseProblem
@@ -228,7 +227,7 @@ class _Selection:
 
 
 class LogitsBinding(Launches):
-    """`paged_indexer_logits`: a binding; see `cupymla.ops.bound`. It launches nothing without a score."""
+    """`paged_indexer_logits`: a binding; see `cupymla.ops.gpu`. It launches nothing without a score."""
 
     def __init__(self, views: LogitsViews, problem: Problem, results: Sequence[View], recorded: bool) -> None:
         (logits,) = results
@@ -245,7 +244,7 @@ class LogitsBinding(Launches):
 
 
 class Binding(Launches):
-    """`paged_indexer_topk`: a binding; see `cupymla.ops.bound`. The kernel that selects is launched as a dependent."""
+    """`paged_indexer_topk`: a binding; see `cupymla.ops.gpu`. The kernel that selects is launched as a dependent."""
 
     def __init__(self, views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> None:
         self._wanted = [result is not None for result in problem.results]

@@ -13,8 +13,7 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import View
 from ...tensormap import element_bytes, encoded
-from ..bound import Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
@@ -201,7 +200,7 @@ def put_in_order(listed: Parameters, record: Parameters, chosen: plan.Plan, begi
     listed.attn_dist_batch, listed.attn_dist_query = listed.indices_batch, listed.indices_query
 
 
-class Binding:
+class Binding(Launches):
     """Loaded kernels with everything that one problem fixes; `point` adds the addresses, `launch` runs them.
 
     One thread at a time may use it. Its kernels overlap where they may: each but the first is a dependent launch, which
@@ -229,16 +228,16 @@ class Binding:
         self._pointers: tuple[int, int, int] | None = None
         self._lists: list[tuple[str, int, int]] = []  # of the first chunk: names, addresses, bytes of a chunk
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
-        self._launchers: dict[tuple[Stage, tuple[int, int, int], bool], Launcher] = {}
+        self._laid_out: dict[tuple[Stage, tuple[int, int, int], bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
         attends = [launcher for launcher, step in self._steps if step.stage in ATTENDING]
-        self.launcher: Launcher | None = attends[0] if attends else None
+        super().__init__(*attends[:1])
 
     def _launcher(self, step: Launch, device: Device) -> Launcher:
         """The launcher of a step; steps that differ in their queries alone share one."""
         dependent = step.dependent and self._overlaps
         key = step.stage, step.grid, dependent
-        known = self._launchers.get(key)
+        known = self._laid_out.get(key)
         if known is not None:
             return known
         source = self.plan.source(step.stage)
@@ -254,7 +253,7 @@ class Binding:
         count = self.plan.maps if step.stage in ATTENDING else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
         given: tuple[LaunchParameter, ...] = (*maps, record)
-        made = self._launchers[key] = Launcher(kernel, geometry, given)
+        made = self._laid_out[key] = Launcher(kernel, geometry, given)
         return made
 
     def _record_of(self, stage: Stage) -> Parameters | SinkLseParameters | ListParameters:
@@ -290,7 +289,7 @@ class Binding:
         if self.plan.kv_map is not None:
             # Without a token no entry is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
-        for (stage, *_), launcher in self._launchers.items():
+        for (stage, *_), launcher in self._laid_out.items():
             if stage in ATTENDING:
                 for number, made in enumerate(maps):
                     launcher.replace(number, made)
@@ -346,7 +345,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernels for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

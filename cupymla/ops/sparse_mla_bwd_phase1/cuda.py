@@ -11,8 +11,7 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import encoded
-from ..bound import Launches, Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..head_tiles import head_tiles
 from ..mla import lead_strides, record_fields
 from . import plan
@@ -119,7 +118,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

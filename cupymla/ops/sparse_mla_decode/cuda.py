@@ -11,8 +11,7 @@ from ...build.source import KernelSource
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
-from ..bound import Launches, Results
-from ..gpu import check_record, tiles
+from ..gpu import Launches, Results, check_record, tiles
 from ..head_tiles import head_tiles
 from ..log2_scales import lse_scales
 from ..mla_cache.cuda import page_reciprocal
@@ -175,7 +174,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernels for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

@@ -16,7 +16,7 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
-from ..gpu import check_record, tiles
+from ..gpu import Launches, check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
 from ..log2_scales import lse_scales
@@ -110,15 +110,8 @@ def running_plan(
         without.add(chosen.parts)
 
 
-class Binding(ABC):
-    """Loaded kernels with everything that one problem fixes; `point` adds the addresses, `launch` runs them.
-
-    One thread at a time may use it.
-
-    Attributes:
-        launcher: the laid-out launch of the attention; None when there is no query.
-        workspace_bytes: how large a workspace it needs.
-    """
+class Binding(Launches, ABC):
+    """The launch of the attention, none where there is no query, and in some of them one ahead."""
 
     def __init__(
         self,
@@ -137,13 +130,13 @@ class Binding(ABC):
         if facts["heads_per_cta"] != heads:
             raise CompileError(source.path, f"{heads} heads a CTA, the kernel has {facts['heads_per_cta']}")
         self._q_ptr: int | None = None
-        self.launcher: Launcher | None = None
-        self.workspace_bytes = 0
+        super().__init__()
 
     def _lay_out(self, ctas: int, cluster: int, maps: int) -> None:
-        """Make the launcher: a kernel whose parameters are that many tensor maps, and the record."""
+        """Add the launch of the attention, whose parameters are that many tensor maps, and the record."""
         geometry = _geometry(self._kernel, ctas, cluster)
         self.launcher = Launcher(self._kernel, geometry, (*(ctypes.c_byte() for _ in range(maps)), self._parameters))
+        self._launchers.append(self.launcher)
 
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address, the workspace's too. The views' layouts are those the binding was made for."""
@@ -168,11 +161,6 @@ class Binding(ABC):
     @abstractmethod
     def _point_keys(self, launcher: Launcher, views: Views) -> None:
         """Set the address of kv."""
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        if self.launcher is not None:
-            self.launcher(stream)
 
 
 class HopperBinding(Binding):
@@ -199,6 +187,7 @@ class HopperBinding(Binding):
         if may_order and chosen.workspace is not None:
             self.workspace_bytes = chosen.workspace.bytes
             self._order = Order(problem, chosen, chosen.workspace, device)
+            self._launchers.insert(0, self._order.launcher)
             for name, stride in list_strides(problem).items():
                 setattr(self._record, name, stride)
 
@@ -210,13 +199,6 @@ class HopperBinding(Binding):
 
     def _point_keys(self, launcher: Launcher, views: Views) -> None:
         self._record.kv = views.kv.ptr
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        if self._order is not None:
-            self._order.launch(stream)
-        if self.launcher is not None:
-            self.launcher(stream)
 
 
 class BlackwellBinding(Binding):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ... import driver
 from ...tensor import View
-from ..bound import Results
+from ..gpu import Results
 from . import binding, plan
 from .binding import Binding, Parameters, record, running_plan
 from .spec import Problem, Views
@@ -31,7 +31,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Calls that are recorded take rows in the order of tokens only in a workspace that they are given. Raises
     UnsupportedError, CompileError, DriverError.

@@ -32,7 +32,11 @@ def smem_bytes(facts: Mapping[str, int], s_kv: int) -> int:
 
 
 class Order:
-    """The launch, for one problem."""
+    """The launch, for one problem.
+
+    Attributes:
+        launcher: it.
+    """
 
     def __init__(self, problem: Problem, chosen: plan.Plan, workspace: plan.Workspace, device: Device) -> None:
         """Bind. Raises CompileError, DriverError."""
@@ -45,7 +49,7 @@ class Order:
         self._record = OrderParameters(**fields)
         self._workspace = workspace
         geometry = Geometry((chosen.tokens, 1, 1), facts["threads"], smem_bytes(facts, problem.s_kv))
-        self._launcher = Launcher(kernel, geometry, (self._record,))
+        self.launcher = Launcher(kernel, geometry, (self._record,))
 
     def point(self, views: Views, workspace: int) -> tuple[int, int]:
         """Set every address; returns those of the lists and of their lengths."""
@@ -55,7 +59,3 @@ class Order:
         record.lists = workspace + self._workspace.lists
         record.lengths = workspace + self._workspace.lengths
         return record.lists, record.lengths
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        self._launcher(stream)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Launches, Results
-from ..gpu import check_record
+from ..gpu import Launches, Results, check_record
 from ..mla import batched_strides
 from . import plan
 from .spec import Problem, Views
@@ -91,7 +90,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

@@ -15,8 +15,8 @@ from ...errors import InputError
 from ...launch import Launcher
 from ...tensor import View
 from ..arguments import Arguments, Choice, NoOptions, option
-from ..bound import Launches, Results
 from ..calls import Calls
+from ..gpu import Launches, Results
 from . import plan
 from .checks import FLOATS, FP8, INDICES, Reader
 from .launches import CopyParameters, ReshapeParameters, elementwise
@@ -201,7 +201,7 @@ def _no_results(views: object, problem: object) -> Results:
 
 
 class Reshape(Launches):
-    """`reshape_and_cache` on a GPU: a binding; see `cupymla.ops.bound`."""
+    """`reshape_and_cache` on a GPU: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: ReshapeViews, problem: ReshapeProblem, results: Sequence[View], recorded: bool) -> None:
         keys = views.key
@@ -319,7 +319,7 @@ def _copy_on_cpu(views: CopyViews, problem: None) -> Callable[[], Any]:
 
 
 class Copy(Launches):
-    """`copy_blocks` on a GPU, a launch for each cache: a binding; see `cupymla.ops.bound`."""
+    """`copy_blocks` on a GPU, a launch for each cache: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: CopyViews, problem: None, results: Sequence[View], recorded: bool) -> None:
         self._records: list[CopyParameters] = []

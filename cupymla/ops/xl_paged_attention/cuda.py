@@ -14,8 +14,8 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import Allocation, View
-from ..bound import Results, captured
-from ..gpu import check_record
+from ..calls import captured
+from ..gpu import Launches, Results, check_record
 from . import plan, spec
 from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
@@ -77,7 +77,7 @@ class Workspace:
         driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
 
 
-class Binding:
+class Binding(Launches):
     """A loaded kernel with what one problem and its layouts fix; `point` adds addresses and scales, `launch` runs it.
 
     One thread at a time may use it.
@@ -113,11 +113,12 @@ class Binding:
         self._scores: RelativeScores | None = None
         if views.pos_emb is not None:
             self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
-        self.launcher: Launcher | None = None
+        launcher = None
         if problem.num_seqs:
-            self.launcher = Launcher(kernel, _geometry(facts, assignment.ctas), (self._parameters,))
+            launcher = Launcher(kernel, _geometry(facts, assignment.ctas), (self._parameters,))
             if facts["smem_bytes"] > _RINGS_BYTES:
                 driver.prefer_shared_memory(kernel.function)
+        super().__init__(None if self._scores is None else self._scores.launcher, launcher)
 
     def scale(self, *numbers: float) -> None:
         """Set those scales that are numbers for all heads."""
@@ -148,13 +149,6 @@ class Binding:
         parameters.lse = results[1] if len(results) > 1 else None
         parameters.partials = workspace + _ARRIVALS_BYTES
         parameters.arrivals = workspace
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        if self._scores is not None and self._scores.launcher is not None:
-            self._scores.launcher(stream)
-        if self.launcher is not None:
-            self.launcher(stream)
 
 
 def _chosen(problem: Problem, device: Device, multiprocessors: int) -> tuple[plan.Plan, Kernel, int]:
@@ -272,7 +266,7 @@ _MOST_WORKSPACES = 256
 
 
 def memory(binding: Binding, like: Any, stream: int, prepared: bool) -> tuple[int, object]:
-    """A workspace's address; see `cupymla.ops.bound.Operation`.
+    """A workspace's address; see `cupymla.ops.calls.Calls`.
 
     A prepared call has one of its own. Others have this thread's for a stream, or for a stream of a capture; the latter
     is kept for good.
@@ -312,7 +306,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts; see `cupymla.ops.calls.Calls`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

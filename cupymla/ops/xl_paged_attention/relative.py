@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ... import driver, tensor
 from ...tensor import View
 from ..arguments import Arguments, Choice, Integer, NoOptions, option
-from ..bound import Launches, Results
 from ..calls import Calls
+from ..gpu import Launches, Results
 from . import plan
 from .bias import distances, extend, rows_at
 from .checks import FLOATS, MAX_COUNT, Reader
@@ -119,7 +119,7 @@ def _shift_on_cpu(views: ShiftViews, problem: None) -> Callable[[], Any]:
 
 
 class Shift(Launches):
-    """`rel_shift` on a GPU: a binding; see `cupymla.ops.bound`."""
+    """`rel_shift` on a GPU: a binding; see `cupymla.ops.gpu`."""
 
     def __init__(self, views: ShiftViews, problem: None, results: Sequence[View], recorded: bool) -> None:
         x, leading = views.x, 4 - len(views.x.shape)
@@ -212,7 +212,7 @@ def _bias_on_cpu(views: BiasViews, options: BiasOptions) -> Callable[[], Any]:
 class DenseBias(Launches):
     """`matrix_bd` on a GPU: scores by distance into a workspace, then each column's distance looked up.
 
-    A binding; see `cupymla.ops.bound`.
+    A binding; see `cupymla.ops.gpu`.
     """
 
     def __init__(self, views: BiasViews, options: BiasOptions, results: Sequence[View], recorded: bool) -> None:
