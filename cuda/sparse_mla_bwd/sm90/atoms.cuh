@@ -7,8 +7,8 @@ namespace cupymla::sparse_mla_bwd {
 
 using sm90::Major;
 
-// Scores: heads x entries. QueryWide, QueryNarrow: dQ, heads x columns. Key, and KeyHalf of half as many columns:
-// dKV, entries x columns, where both operands are read across their rows.
+// Scores: heads x entries. QueryWide, QueryNarrow: dQ, heads x columns. Key: dKV, entries x columns, where both
+// operands are read across their rows.
 template <typename Element>
 struct Atoms;
 
@@ -18,7 +18,6 @@ struct Atoms<__nv_bfloat16> {
   using QueryWide = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<Major::K, Major::MN>;
   using QueryNarrow = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::K, Major::MN>;
   using Key = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::MN, Major::MN>;
-  using KeyHalf = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::MN, Major::MN>;
 };
 
 template <>
@@ -27,7 +26,6 @@ struct Atoms<__half> {
   using QueryWide = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<Major::K, Major::MN>;
   using QueryNarrow = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::MN>;
   using Key = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::MN, Major::MN>;
-  using KeyHalf = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::MN, Major::MN>;
 };
 
 }  // namespace cupymla::sparse_mla_bwd

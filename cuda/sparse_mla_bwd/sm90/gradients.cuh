@@ -19,12 +19,6 @@ struct Gradients {
   static constexpr int kRopeTile = Config::kValueTiles;
   static constexpr bool kHasKeyRope = Config::kHasRope && !ThisConsumer::kHasNarrow;
   static constexpr int kTileSums = Config::kTileKeys * Config::kTileColumns / Config::kWarpgroup;
-  static constexpr int kHalfSums = kTileSums / 2;
-  static constexpr int kHalfColumns = Config::kTileColumns / 2;
-  static constexpr int kHalves = 2 * Config::kHalfTiles + (kHasKeyRope ? 2 : 0);  // of tiles of dKV
-  // With which half scores of the next block are issued, as late as their products have room; past the last where they
-  // are not.
-  static constexpr int kAhead = ThisConsumer::kMultipliesAhead ? kHalves - 4 : kHalves;
 
   ThisConsumer& consumer;
   Storage<Config>& storage;
@@ -35,90 +29,33 @@ struct Gradients {
 
   // `more`: whether there is another block.
   __device__ __forceinline__ void run(bool more) {
+    constexpr int kFirst = kWarpgroupIdx * Config::kHalfTiles;
     static_assert(Config::kHalfTiles == 4);
+    constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
     if constexpr (Config::kPacked && Config::kQueries > 1) {
-      run_in_turn(more);
+      run_in_turn<kFirst, kLast>(more);
     } else {
-      run_ahead(more);
+      send_first(kFirst);
+      send(kFirst + 1, true);
+      send_and_multiply_ahead(kFirst + 2, more);
+      if constexpr (kHasKeyRope) send(kFirst + 3, false);
+      send_last<!kHasKeyRope>(kLast);
     }
-  }
-
-  // The own columns of dKV by halves of tiles: while one is sent, the next is multiplied, and amid the first of them dQ.
-  // L2 takes longest of all: so it has something to add as soon as half a tile is there, and never waits for a product.
-  // A consumer with registers to spare multiplies its scores of the next block, too, whose keys have been asked for
-  // since dQ was done.
-  __device__ __forceinline__ void run_ahead(bool more) {
-    float sums[2][kHalfSums];
-    issue_half(sums[0], 0);
-    issue_query_gradient();
-    sm90::wgmma_wait<1>();
-    sm90::warpgroup_fence_operand(sums[0]);
-    issue_half(sums[1], 1);
-    send_half(sums[0], 0);
-    finish_query_gradient();
-    take_halves<1, kAhead, false>(sums);
-    if constexpr (kAhead < kHalves) {
-      if (more) {
-        consumer.wait_for_next_keys();
-        take_halves<kAhead, kHalves, true>(sums);
-      } else {
-        take_halves<kAhead, kHalves, false>(sums);
-      }
-    }
-  }
-
-  // kScores: with scores of the next block, which take as long as two halves.
-  template <int kBegin, int kEnd, bool kScores>
-  __device__ __forceinline__ void take_halves(float (&sums)[2][kHalfSums]) {
-#pragma unroll
-    for (int half = kBegin; half < kEnd; ++half) {
-      if (half + 1 < kHalves) issue_half(sums[(half + 1) % 2], half + 1);
-      if (kScores && half == kBegin) {
-        consumer.begin_scores();
-#pragma unroll
-        for (int part = 0; part < Config::kParts; ++part) consumer.issue_scores(part);
-      }
-      // All but what was issued last: the next half, and scores for as long as they may take.
-      if (half + 1 == kHalves) {
-        sm90::wgmma_wait<0>();
-        storage.tiles_free.arrive();
-      } else if (kScores && half < kBegin + 2) {
-        sm90::wgmma_wait<1 + Config::kParts>();
-      } else {
-        sm90::wgmma_wait<1>();
-      }
-      if (kScores && half == kBegin + 2) sm90::warpgroup_fence_operand(consumer.scores);
-      sm90::warpgroup_fence_operand(sums[half % 2]);
-      send_half(sums[half % 2], half);
-    }
-  }
-
-  // The half's first column of dKV.
-  static __device__ __forceinline__ constexpr int32_t column_of(int half) {
-    const bool is_value = half < 2 * Config::kHalfTiles;
-    const int32_t first = is_value ? kWarpgroupIdx * Config::kHalfTiles * Config::kTileColumns : Config::kDV;
-    return first + (is_value ? half : half - 2 * Config::kHalfTiles) * kHalfColumns;
-  }
-
-  // sums = dS^T Q (+ P^T dO) over half of a column tile of Q and dO; left in flight.
-  __device__ __forceinline__ void issue_half(float (&sums)[kHalfSums], int half) {
-    const int32_t column = column_of(half), tile = column / Config::kTileColumns;
-    const uint32_t inside = column % Config::kTileColumns * sizeof(Element);
-    issue_product<typename Atoms<Element>::KeyHalf>(sums, tile, inside, column < Config::kDV);
-  }
-
-  __device__ __forceinline__ void send_half(const float (&sums)[kHalfSums], int half) const {
-    static_assert(kHalfColumns == EntryTargets<Config>::kLine);
-    targets.send_line(sums, column_of(half), consumer.lane());
   }
 
   // The same where rows of packed queries are stored, which may have to be added to, for which there are branches: at
   // those ptxas would have all products waited for. So while one consumer packs, the other one's are multiplied. A
   // loop, so that instructions stay in their cache, but without the RoPE, where ptxas would spill.
+  template <int kFirst, int kLast>
   __device__ __forceinline__ void run_in_turn(bool more) {
-    constexpr int kFirst = kWarpgroupIdx * Config::kHalfTiles;
-    constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
-    issue_query_gradient();
+    begin_query_gradient();
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      issue_wide(step);
+      issue_narrow(step);
+    }
+    sm90::wgmma_commit();
     sm90::wgmma_wait<0>();
     sm90::warpgroup_fence_operand(consumer.dq_wide);
     sm90::warpgroup_fence_operand(consumer.dq_narrow);
@@ -126,9 +63,9 @@ struct Gradients {
     for (Mbarrier& side : storage.free[0]) side.arrive();
     constexpr int kUnrolled = Config::kHasRope ? 1 : kLast - kFirst;
 #pragma unroll kUnrolled
-    for (int tile = kFirst; tile < kLast; ++tile) send(tile);
+    for (int tile = kFirst; tile < kLast; ++tile) send(tile, false);
     float sums[kTileSums];
-    issue_product<typename Atoms<Element>::Key>(sums, kLast, 0, !kHasKeyRope);
+    issue_key_gradient<!kHasKeyRope>(sums, kLast);
     // Behind it the scores of the next block. Their keys have been asked for since dQ was done.
     bool ahead = false;
     if constexpr (ThisConsumer::kMultipliesAhead) {
@@ -151,27 +88,12 @@ struct Gradients {
     targets.send(sums, kLast * Config::kTileColumns, consumer.lane());
   }
 
-  __device__ __forceinline__ void send(int32_t tile) {
-    float sums[kTileSums];
-    issue_product<typename Atoms<Element>::Key>(sums, tile, 0, true);
-    sm90::wgmma_wait<0>();
-    sm90::warpgroup_fence_operand(sums);
-    targets.send(sums, tile * Config::kTileColumns, consumer.lane());
-  }
-
-  // dQ += dS K, over the own columns; left in flight. The RoPE's columns are consumer 0's.
-  __device__ __forceinline__ void issue_query_gradient() {
+  __device__ __forceinline__ void begin_query_gradient() {
     sm90::warpgroup_fence_operand(consumer.dq_wide);
     sm90::warpgroup_fence_operand(consumer.dq_narrow);
-    sm90::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      issue_wide(step);
-      issue_narrow(step);
-    }
-    sm90::wgmma_commit();
   }
 
+  // dQ += dS K, over the own columns and sixteen entries; left in flight. The RoPE's columns are consumer 0's.
   __device__ __forceinline__ void issue_wide(int step) {
     const uint64_t k = sm90::mn_major_descriptor(smem_address(storage.k[0][kWarpgroupIdx * Config::kHalfTiles]),
                                                  Config::kTileBytes);
@@ -191,40 +113,103 @@ struct Gradients {
     return sm90::descriptor_advance(sm90::k_major_descriptor(smem_address(storage.ds)), step * 32);
   }
 
-  // sums = dS^T Q (+ P^T dO) over columns of Q and dO, `inside` bytes behind the first of a tile; left in flight.
-  template <typename Atom, int kCount>
-  __device__ __forceinline__ void issue_product(float (&sums)[kCount], int32_t tile, uint32_t inside, bool has_values) {
-    const auto columns = [&](const uint8_t (&of_tile)[Config::kTileBytes]) {
-      return sm90::mn_major_descriptor(smem_address(of_tile) + inside, Config::kTileBytes);
-    };
+  // sums = dS^T Q (+ P^T dO) over a column tile of Q and dO; left in flight.
+  template <bool kValues>
+  __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], uint32_t tile) {
     const uint64_t ds = sm90::mn_major_descriptor(smem_address(storage.ds), Config::kTileBytes);
-    const uint64_t q = columns(storage.q[tile]);
+    const uint64_t q = sm90::mn_major_descriptor(smem_address(storage.q[tile]), Config::kTileBytes);
     sm90::warpgroup_fence_operand(sums);
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      sm90::mma<Atom>(sums, sm90::descriptor_advance(ds, step * kStepBytes),
-                      sm90::descriptor_advance(q, step * kStepBytes), step == 0);
+      sm90::mma<typename Atoms<Element>::Key>(sums, sm90::descriptor_advance(ds, step * kStepBytes),
+                                              sm90::descriptor_advance(q, step * kStepBytes), step == 0);
     }
-    if (has_values) {
+    if constexpr (kValues) {
       const uint64_t p = sm90::mn_major_descriptor(smem_address(storage.p), Config::kTileBytes);
-      const uint64_t dout = columns(storage.dout[tile]);
+      const uint64_t dout = sm90::mn_major_descriptor(smem_address(storage.dout[tile]), Config::kTileBytes);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        sm90::mma<Atom>(sums, sm90::descriptor_advance(p, step * kStepBytes),
-                        sm90::descriptor_advance(dout, step * kStepBytes));
+        sm90::mma<typename Atoms<Element>::Key>(sums, sm90::descriptor_advance(p, step * kStepBytes),
+                                                sm90::descriptor_advance(dout, step * kStepBytes));
       }
     }
     sm90::wgmma_commit();
   }
 
-  // The block's keys are done with.
+  // Waits for the products. Where those of dQ were issued before them, the block's keys are done with.
+  __device__ __forceinline__ void finish(float (&sums)[kTileSums], bool after_query_gradient) {
+    if (after_query_gradient) finish_query_gradient();
+    sm90::wgmma_wait<0>();
+    sm90::warpgroup_fence_operand(sums);
+  }
+
+  // The products of one tile, issued after dQ's, may be unfinished.
   __device__ __forceinline__ void finish_query_gradient() {
     sm90::wgmma_wait<1>();
     sm90::warpgroup_fence_operand(consumer.dq_wide);
     sm90::warpgroup_fence_operand(consumer.dq_narrow);
 #pragma unroll
     for (Mbarrier& side : storage.free[0]) side.arrive();
+  }
+
+  // Sends a tile of dKV, the first of a block, while dQ is multiplied. So L2, which takes longest of all, has something
+  // to add again as soon as one product is done.
+  __device__ __forceinline__ void send_first(int32_t tile) {
+    static_assert(kSteps == 2 * (Config::kTileColumns / RowTargets<Config>::kLine));
+    float sums[kTileSums];
+    issue_key_gradient<true>(sums, tile);
+    finish(sums, false);
+    begin_query_gradient();
+    const auto places = targets.places(consumer.lane());
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sm90::wgmma_fence();
+      issue_wide(step);
+      issue_narrow(step);
+      sm90::wgmma_commit();
+      if (step % 2 != 0) targets.send_line(sums, places, step / 2, tile * Config::kTileColumns, consumer.lane());
+    }
+  }
+
+  __device__ __forceinline__ void send(int32_t tile, bool after_query_gradient) {
+    float sums[kTileSums];
+    issue_key_gradient<true>(sums, tile);
+    finish(sums, after_query_gradient);
+    targets.send(sums, tile * Config::kTileColumns, consumer.lane());
+  }
+
+  // While this one goes, for which L2 takes its time, a consumer with registers to spare multiplies its scores of the
+  // next block. Their keys have been asked for since dQ was done.
+  __device__ __forceinline__ void send_and_multiply_ahead(int32_t tile, bool more) {
+    static_assert(Config::kParts == 2 * (Config::kTileColumns / RowTargets<Config>::kLine));
+    float sums[kTileSums];
+    issue_key_gradient<true>(sums, tile);
+    finish(sums, false);
+    if constexpr (ThisConsumer::kMultipliesAhead) {
+      if (more) {
+        consumer.wait_for_next_keys();
+        consumer.begin_scores();
+        const auto places = targets.places(consumer.lane());
+#pragma unroll
+        for (int part = 0; part < Config::kParts; ++part) {
+          consumer.issue_scores(part);
+          if (part % 2 != 0) targets.send_line(sums, places, part / 2, tile * Config::kTileColumns, consumer.lane());
+        }
+        consumer.finish_scores();
+        return;
+      }
+    }
+    targets.send(sums, tile * Config::kTileColumns, consumer.lane());
+  }
+
+  template <bool kValues>
+  __device__ __forceinline__ void send_last(int32_t tile) {
+    float sums[kTileSums];
+    issue_key_gradient<kValues>(sums, tile);
+    finish(sums, false);
+    storage.tiles_free.arrive();
+    targets.send(sums, tile * Config::kTileColumns, consumer.lane());
   }
 };
 

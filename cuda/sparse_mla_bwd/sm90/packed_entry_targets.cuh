@@ -41,35 +41,43 @@ struct PackedEntryTargets {
         head_block(head_block),
         row(row) {}
 
-  // Where a line of this thread's upper row goes. Found again for each: there are no registers to keep it in.
-  __device__ __forceinline__ uint8_t* start(int32_t column, int lane) const {
+  // Found again for each line: there are no registers to keep them in.
+  struct Places {};
+  __device__ __forceinline__ Places places(int) const { return {}; }
+
+  // Where a line of this thread's upper row goes.
+  __device__ __forceinline__ uint8_t* start(int line, int32_t column, int lane) const {
     uint32_t place = blockIdx.x;
     make_opaque(place);  // or what follows from it is kept, and spilled
     make_opaque(lane);
     const int32_t first = static_cast<int32_t>(place) * stored_rows<Config::kQueries>(params) + first_entry + row;
     return reinterpret_cast<uint8_t*>(params.partials) + static_cast<int64_t>(first) * kRowBytes +
-           (column + lane % 4 * kPackedColumns) * 2;
+           (column + line * kLine + lane % 4 * kPackedColumns) * 2;
   }
 
-  static __device__ __forceinline__ void take(const float* sums, int r, float (&eight)[kPackedColumns]) {
+  template <int kCount>
+  static __device__ __forceinline__ void take(const float (&sums)[kCount], int line, int r,
+                                              float (&eight)[kPackedColumns]) {
 #pragma unroll
-    for (int i = 0; i < kPackedColumns; ++i) eight[i] = sums[i / 2 * 4 + r * 2 + i % 2];
+    for (int i = 0; i < kPackedColumns; ++i) eight[i] = sums[(line * 4 + i / 2) * 4 + r * 2 + i % 2];
   }
 
-  // Takes kLine columns of an accumulator with 64 entries as rows, of which the first is `column` of the row.
-  __device__ __forceinline__ void send_line(const float* sums, int32_t column, int lane) const {
+  // Takes a line's columns of an accumulator with 64 entries as rows, whose first column is `column` of the row.
+  template <int kCount>
+  __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places&, int line, int32_t column,
+                                            int lane) const {
     float eights[2][kPackedColumns];
     uint4 packed[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      take(sums, r, eights[r]);
+      take(sums, line, r, eights[r]);
       // After the line before has left: there are no registers to pack more at a time.
 #pragma unroll
       for (float& column : eights[r]) make_opaque(column);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) packed[r] = pack_by_selects(eights[r]);
-    uint8_t* const to = start(column, lane);
+    uint8_t* const to = start(line, column, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if constexpr (Config::kQueries > 1) {
@@ -89,7 +97,7 @@ struct PackedEntryTargets {
       }
     }
 #pragma unroll
-    for (int line = 0; line < kCount / 16; ++line) send_line(sums + line * 16, column + line * kLine, lane);
+    for (int line = 0; line < kCount / 16; ++line) send_line(sums, Places{}, line, column, lane);
   }
 
   // The same where queries are taken one by one: no product may be under way.
@@ -100,11 +108,11 @@ struct PackedEntryTargets {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float eight[kPackedColumns];
-        take(sums + line * 16, r, eight);
+        take(sums, line, r, eight);
         // Row by row, for there are few registers.
 #pragma unroll
         for (float& value : eight) make_opaque(value);
-        put_one_by_one(eight, entries[r] >= 0, start(column + line * kLine, lane) + r * 8 * kRowBytes);
+        put_one_by_one(eight, entries[r] >= 0, start(line, column, lane) + r * 8 * kRowBytes);
       }
     }
   }

@@ -42,7 +42,7 @@ struct RowTargets {
 
   // Rows that a lane's two parts of a line go to, four columns each, of `row` and of eight rows further down. Of a
   // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's entry,
-  // then of the odd quad's. Found again for each line: there are no registers to keep them in.
+  // then of the odd quad's. Found again for each tile: there are no registers to keep them in.
   struct Places {
     int32_t first[2], second[2];
   };
@@ -63,18 +63,26 @@ struct RowTargets {
     return found;
   }
 
-  // Takes kLine columns of an accumulator with 64 entries as rows, of which the first is `column` of the row.
-  __device__ __forceinline__ void send_line(const float* sums, int32_t column, int lane) const {
-    const Places to = places(lane);
-    // A thread's run of sixteen columns lies as runs.cuh says.
-    const int32_t here = column + (whole_lines() ? (lane & 4) * 4 : 0) + lane % 4 * 4;
+  // Takes a line's columns of an accumulator with 64 entries as rows, whose first column is `column` of the row. A
+  // thread's run of sixteen columns lies as runs.cuh says.
+  template <int kCount>
+  __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places& to, int line, int32_t column,
+                                            int lane) const {
+    const int32_t here = column + line * kLine + (whole_lines() ? (lane & 4) * 4 : 0) + lane % 4 * 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float first[4], second[4];
-      arrange(sums + 2 * r, first, second, lane);
+      arrange(sums + line * 16 + 2 * r, first, second, lane);
       write(to.first[r], here, first);
       write(to.second[r], here + (whole_lines() ? 0 : kColumnRun), second);
     }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
+    const Places to = places(lane);
+#pragma unroll
+    for (int line = 0; line < kCount / 16; ++line) send_line(sums, to, line, column, lane);
   }
 
   // Eight sums of an entry, of two columns in each of four tiles of eight, to two runs' parts of its row; for whole
