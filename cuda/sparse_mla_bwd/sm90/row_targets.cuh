@@ -76,6 +76,7 @@ struct RowTargets {
       write(to.first[r], here, first);
       write(to.second[r], here + (whole_lines() ? 0 : kColumnRun), second);
     }
+    __syncwarp();
   }
 
   template <int kCount>
