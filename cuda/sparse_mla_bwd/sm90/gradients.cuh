@@ -190,12 +190,9 @@ struct Gradients {
       if (more) {
         consumer.wait_for_next_keys();
         consumer.begin_scores();
-        const auto places = targets.places(consumer.lane());
 #pragma unroll
-        for (int part = 0; part < Config::kParts; ++part) {
-          consumer.issue_scores(part);
-          if (part % 2 != 0) targets.send_line(sums, places, part / 2, tile * Config::kTileColumns, consumer.lane());
-        }
+        for (int part = 0; part < Config::kParts; ++part) consumer.issue_scores(part);
+        targets.send(sums, tile * Config::kTileColumns, consumer.lane());
         consumer.finish_scores();
         return;
       }

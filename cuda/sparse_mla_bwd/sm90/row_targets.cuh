@@ -73,6 +73,8 @@ struct RowTargets {
     for (int r = 0; r < 2; ++r) {
       float first[4], second[4];
       arrange(sums + line * 16 + 2 * r, first, second, lane);
+      // Never so, which ptxas does not know: it would move reductions of other lines in between, and spill.
+      if (!Config::kPartials && !Config::kHasRope && to.first[r] < 0) continue;
       write(to.first[r], here, first);
       write(to.second[r], here + (whole_lines() ? 0 : kColumnRun), second);
     }

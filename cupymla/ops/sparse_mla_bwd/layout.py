@@ -27,7 +27,7 @@ def workspace(
 ) -> Workspace:
     """Lay out the workspace of a problem whose entries are stored for `chunk` queries at a time, or whose rows are
     listed for `chunk` query groups of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have
-    their columns in an order of their own, so that no dkv can be the sums, and have spare rows. `packed`: whether stored
+    columns in an order of their own, so that no dkv can be the sums, and have spare rows. `packed`: whether stored
     rows have 16 bits a column. `lists`: of how many chunks entries, or rows of stored query groups, are listed at a
     time. `p_ds_bytes`: of P and dS of one query, 0 where they are not stored."""
     shared = problem.shared
