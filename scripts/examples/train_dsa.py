@@ -11,7 +11,7 @@ itself is plain framework code.
 
 writes loss.png, overlap.png and curves.json, and ends with 1 where the model or its indexer has not learned. Stopped,
 it goes on from the last evaluation when it is started again, by checkpoint.npz in the same folder. `--size full` is for
-a GPU: it takes 116 s of an H200 in JAX and 96 s in torch (docs/benchmarks/h200/train_dsa_jax, train_dsa_torch).
+a GPU: it takes 96 s of an H200 in JAX and 109 s in torch (docs/benchmarks/h200/train_dsa_jax, train_dsa_torch).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@
 //
 //   tile i                                              | meanwhile
 //   ----------------------------------------------------+-------------------------------------
-//   64 keys x heads: wgmma; dweights and operands of it | copies of tiles i + 1 and i + 2; how rows become units
-//   dk and dq: wgmma, both issued                       | entries of tile i + 3 are read
+//   64 keys x heads: wgmma; dweights and operands of it | copies of the next tiles; how rows become units
+//   dk and dq: wgmma, both issued                       | entries of the tile behind these are read
 //   dk leaves for L2                                    | dq
 #pragma once
 
