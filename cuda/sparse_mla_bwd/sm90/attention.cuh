@@ -64,12 +64,12 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWarpgroupIdx>
     }
     storage.ds_ready.wait(consumer.parity());
     if constexpr (Config::kPacked) {
-      const PackedEntryTargets<Config> targets(storage, params, first_entry, consumer.head_block(), consumer.row(),
-                                               consumer.entries);
+      const PackedEntryTargets<Config> targets(storage, params, first_entry, consumer.head_block(),
+                                               consumer.row(), consumer.entries);
       Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
     } else {
-      const RowTargets<Config> targets(params, pinned_position(query), first_entry, consumer.head_block(), consumer.row(),
-                                       consumer.entries);
+      const RowTargets<Config> targets(params, pinned_position(query), first_entry, consumer.head_block(),
+                                       consumer.row(), consumer.entries);
       Gradients<Config, Element, kWarpgroupIdx>(consumer, targets).run(entries_left > Config::kTileKeys);
     }
     consumer.bits ^= consumer.kParity;

@@ -14,8 +14,8 @@ __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position)
   return position;
 }
 
-// A thread's number among so many, a power of two. By a shuffle: else ptxas asks for it anew wherever it is wanted, in one
-// queue with reductions, or works out ahead of a loop, and spills, what follows from it.
+// A thread's number among so many, a power of two. By a shuffle: else ptxas asks for it anew wherever it is wanted, in
+// one queue with reductions, or works out ahead of a loop, and spills, what follows from it.
 __device__ __forceinline__ uint32_t numbered_thread(uint32_t threads) {
   return __shfl_sync(0xffffffffu, threadIdx.x % threads, threadIdx.x % 32);
 }
