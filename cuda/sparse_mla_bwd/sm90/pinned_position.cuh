@@ -1,4 +1,4 @@
-// A query's position, for addresses that are worked out where they are used.
+// A query's position, and a thread's number, for addresses that are worked out where they are used.
 #pragma once
 
 #include "../../common/registers.cuh"
