@@ -109,7 +109,7 @@ struct EntryLists {
       for (int i = 0; i < kLaneEntries; ++i) {
         if constexpr (!kPlace) lower += static_cast<uint32_t>(named[i]) < below ? 1 : 0;
         const bool wanted = static_cast<uint32_t>(named[i]) - static_cast<uint32_t>(low) < width;
-        const uint32_t count = counts + static_cast<uint32_t>(named[i] + shift) * 4;
+        const uint32_t count = counts + (static_cast<uint32_t>(named[i]) + static_cast<uint32_t>(shift)) * 4;
         named[i] = -1;
         if (wanted) named[i] = static_cast<int32_t>(shared_add(count, 1));
       }

@@ -92,6 +92,8 @@ class BoundCall:
             like: an array of the caller's; a view, where the call was bound for no fast framework.
             prepared: whether to get ready for launches of `binding` alone, and to return what they work in.
         """
+        if self.in_use:  # a call within this one was interrupted, and may have set some addresses
+            self._addresses, self._numbers = [], []
         self.in_use = True
         memory: Any = None
         framework, end = self._framework, self._end
@@ -306,7 +308,8 @@ class Calls:
         if self.arguments.has_workspace and seen[-1] is not None:
             addresses.append(seen[-1].ptr)
         memory = call.run(addresses, numbers_of(seen), pointer, given[0], prepared)
-        tensor.hold(given, pointer)
+        if not prepared:
+            tensor.hold(given, pointer)
         return self._returned(call, [array.finish() for array in made], inputs), pointer, memory
 
     def _returned(self, call: BoundCall, arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
@@ -392,6 +395,8 @@ class PreparedCall:
             if (fresh or self._loose or self._keep is not None) and not driver.capturing(pointer):
                 driver.wait(pointer)
         self._stream, self._binding = None if stream is None else pointer, call.binding
+        if self._loose:
+            tensor.hold(self._given, pointer)
 
     def __call__(self, *, stream: object = None) -> Any:
         """Launch once more, without waiting for the result. Raises DriverError."""

@@ -20,7 +20,7 @@ class Launches:
     them. Where numbers may stand in the places of arrays, `scale(*numbers)` sets those.
 
     Attributes:
-        launcher: the last one; None where there is nothing to launch.
+        launcher: the main one, by default the last; None where there is nothing to launch.
         workspace_bytes: what they need beside a call's arrays.
     """
 

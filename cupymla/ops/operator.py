@@ -64,7 +64,7 @@ def _form(call: Callable[P, Any], name: str, work: Callable[..., R], returns: ob
     """`work` with the signature of `call`, and with its name for `{name}` in the docstring."""
     signature = inspect.signature(call).replace(return_annotation=returns)
 
-    @functools.wraps(call)
+    @functools.wraps(call, updated=())
     def form(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             given = signature.bind(*args, **kwargs)

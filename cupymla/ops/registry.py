@@ -120,7 +120,10 @@ OPERATORS: tuple[OperatorEntry, ...] = (
             KernelEntry(
                 "sparse_mla_bwd",
                 "sm_100f",
-                units=_backward("zero", "round", "sink", "list", "sum"),
+                units=(
+                    *("sm100/sparse_mla_bwd_zero", "sm100/sparse_mla_bwd_round"),
+                    *_backward("sink", "list", "sum"),
+                ),
             ),
             KernelEntry("sparse_mla_bwd_sink_lse", "sm_100f", first="sm_90"),
         ),

@@ -195,6 +195,30 @@ def test_a_call_that_was_interrupted_is_bound_anew(machine: Emulated, kit: Kit, 
     assert kit.runs[-2:] == [at(x, y)] * 2 and len(kit.bound) == count + 1
 
 
+def test_a_call_within_a_call_may_be_interrupted(machine: Emulated, kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a finalizer's, whose exception Python swallows, while the outer one asks for memory: it sets all addresses."""
+    x, y, z, out = (floats(machine, 4, 2) for _ in range(4))
+    monkeypatch.setattr(machine._cupy, "ndarray", kind_of(lambda shape, dtype: out))
+    kit(x, y), kit(x, y)
+    (call,) = (made for made in calls.bound.calls.values() if hasattr(made, "maker"))
+    maker, point = call.maker, call.binding.point
+
+    def fails(views: Any, results: Any, workspace: int) -> None:
+        point(views, results, workspace)
+        raise KeyboardInterrupt
+
+    def makes() -> Any:
+        call.maker = maker
+        with monkeypatch.context() as within, pytest.raises(KeyboardInterrupt):
+            within.setattr(call.binding, "point", fails)
+            kit(z, z)
+        return maker()
+
+    call.maker = makes
+    kit(x, y)
+    assert kit.runs[-1] == at(x, y)
+
+
 def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Emulated, kit: Kit) -> None:
     x = floats(machine, 4, 4)
     kit(x), kit(x)

@@ -135,7 +135,9 @@ def test_values_of_padded_heads_and_other_entries_stay_out(heads: int) -> None:
     assert not np.isnan(np.delete(dkv, range(66, 132), axis=0).astype(np.float32)).any()
 
 
-ATTENTION = [source for source in compiled("cupymla.ops.sparse_mla_bwd") if "/sm100/" in source.path]
+ATTENTION = [
+    source for source in compiled("cupymla.ops.sparse_mla_bwd") if source.path.endswith("/sm100/sparse_mla_bwd.cu")
+]
 
 
 @pytest.mark.parametrize("source", ATTENTION, ids=str)

@@ -182,7 +182,6 @@ struct Gradients {
   // While this one goes, for which L2 takes its time, a consumer with registers to spare multiplies its scores of the
   // next block. Their keys have been asked for since dQ was done.
   __device__ __forceinline__ void send_and_multiply_ahead(int32_t tile, bool more) {
-    static_assert(Config::kParts == 2 * (Config::kTileColumns / RowTargets<Config>::kLine));
     float sums[kTileSums];
     issue_key_gradient<true>(sums, tile);
     finish(sums, false);

@@ -107,7 +107,8 @@ class StreamBinding(Launches):
         parameters.sfa_access = access = self._steps.sfa_access(sfa)
         fits = self._may_be_whole and parameters.a_aligned and parameters.b_aligned
         whole = _WHOLE[access] if fits else "no"
-        self._launchers = [self._variants.get(whole) or self._laid_out(whole)]
+        self.launcher = self._variants.get(whole) or self._laid_out(whole)
+        self._launchers = [self.launcher]
 
     def scale(self, *numbers: float) -> None:
         """Set an alpha that is a number."""
