@@ -6,8 +6,8 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Sums, and stored rows of floats, have their columns in the order of threads: of sixteen columns a thread of a quad has
-// two neighbours of either eight, and these four are kept side by side: neighbours need not exchange them first.
+// Sums, and stored rows of floats, have their columns in the order of threads: of sixteen columns a thread of a quad
+// has two neighbours of either eight, and these four are kept side by side: neighbours need not exchange them first.
 //
 //   column  0 1 2 3 4 5 6 7  8 9 10 11 12 13 14 15
 //   place   0 1 4 5 8 9 12 13  2 3 6 7 10 11 14 15
