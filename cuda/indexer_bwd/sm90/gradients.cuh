@@ -235,26 +235,23 @@ struct Gradients {
     const int channel = lane % kLanes * 4;
     int64_t sums = reinterpret_cast<int64_t>(params.sums) + (first_row() * kD + channel) * 4;
     make_opaque(sums);  // a row's address is then one multiplication that adds
-    // Reads of some rows come ahead of what leaves: behind it, each would wait for the one before.
-    constexpr int kAhead = 8 / kRows;
+    // All reads come ahead of what leaves: behind it, each would wait for the one before.
+    constexpr int kTurns = 8 / kRows;
+    int32_t keys[kTurns];
+    float values[kTurns][4];
 #pragma unroll
-    for (int first = 0; first < 8; first += kAhead * kRows) {
-      int32_t keys[kAhead];
-      float values[kAhead][4];
+    for (int i = 0; i < kTurns; ++i) {
+      const int row = i * kRows + lane / kLanes;
+      keys[i] = ids[row];
+      const float gradient = gradients[row];
+      const float4 four = *reinterpret_cast<const float4*>(&storage.dk[warp][row][channel]);
+      values[i][0] = of_entry(four.x, gradient), values[i][1] = of_entry(four.y, gradient);
+      values[i][2] = of_entry(four.z, gradient), values[i][3] = of_entry(four.w, gradient);
+    }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int row = first + i * kRows + lane / kLanes;
-        keys[i] = ids[row];
-        const float gradient = gradients[row];
-        const float4 four = *reinterpret_cast<const float4*>(&storage.dk[warp][row][channel]);
-        values[i][0] = of_entry(four.x, gradient), values[i][1] = of_entry(four.y, gradient);
-        values[i][2] = of_entry(four.z, gradient), values[i][3] = of_entry(four.w, gradient);
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        float* row = reinterpret_cast<float*>(sums + static_cast<int64_t>(keys[i]) * (kD * 4));
-        if (kValid || keys[i] >= 0) reduce_add_float4(row, values[i]);
-      }
+    for (int i = 0; i < kTurns; ++i) {
+      float* row = reinterpret_cast<float*>(sums + static_cast<int64_t>(keys[i]) * (kD * 4));
+      if (kValid || keys[i] >= 0) reduce_add_float4(row, values[i]);
     }
   }
 
