@@ -1,10 +1,11 @@
-"""How sparse attention over several GPUs scales, in JAX and in torch, and a DSA layer's training step in JAX: one
-problem on 1, 2, 4, ... of them.
+"""How sparse attention over several GPUs scales, in JAX and in torch, and a DSA layer's training step in JAX, without
+and with its indexer's: one problem on 1, 2, 4, ... of them.
 
     python -m cupymla_lab scaling --out docs/benchmarks
 
 Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); of the layer
-(`interop.jax.dsa`) tokens are, and parameters are on every device. The problem stays the same, so perfect scaling
+(`interop.jax.dsa`) tokens are, and parameters are on every device; or its attention heads are, and every device has all
+tokens and scores all of them. The problem stays the same, so perfect scaling
 halves the time. Writes <out>/<gpu>/scaling.json; rows that are not measured now, such as those of more GPUs than there
 are, stay in it with their own date and commit.
 """
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +84,12 @@ def median_ms(run: Callable[[], object], wait: Callable[[], object]) -> float:
     return statistics.median(samples[WARM_UP:])
 
 
-def mesh_of(devices: int) -> Any:
-    """The first so many JAX devices, along the axis "context"."""
+def mesh_of(devices: int, axis: str = "context") -> Any:
+    """The first so many JAX devices, along one axis."""
     import jax
 
     kinds = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((devices,), ("context",), axis_types=kinds, devices=jax.devices()[:devices])
+    return jax.make_mesh((devices,), (axis,), axis_types=kinds, devices=jax.devices()[:devices])
 
 
 def measure_jax(problem: Problem, devices: int) -> float:
@@ -116,15 +118,16 @@ def measure_jax(problem: Problem, devices: int) -> float:
     return median_ms(run, lambda: jax.block_until_ready(latest))
 
 
-def measure_layer(problem: Layer, devices: int) -> float:
-    """The step of a DSA layer in one process: its output, and gradients of parameters and hidden states."""
+def measure_layer(problem: Layer, devices: int, axis: str = "context", loss_weight: float | None = None) -> float:
+    """The step of a DSA layer in one process: its output, and gradients of parameters and hidden states. Tokens lie
+    along `axis`, "context", or attention heads do, "heads"; with `loss_weight` the step trains the indexer."""
     import jax
     import jax.numpy as jnp
 
     from cupymla.interop.jax import dsa
 
-    mesh = mesh_of(devices)
-    whole, tokens = jax.P(), jax.P(None, "context")
+    mesh = mesh_of(devices, axis)
+    tokens = jax.P(None, "context") if axis == "context" else jax.P()
     conventions = dsa.conventions("deepseek_v32", topk=problem.topk, scale=(problem.channels + 64) ** -0.5)
 
     def make(key: Any) -> tuple[Any, Any, Any]:
@@ -138,17 +141,23 @@ def measure_layer(problem: Layer, devices: int) -> float:
         hidden = jax.random.normal(key, (1, problem.tokens, problem.hidden), jnp.bfloat16)
         return params, hidden, dsa.rotary(jnp.arange(problem.tokens)[None], 10000.0 ** -(jnp.arange(32) / 32))
 
-    places = [jax.sharding.NamedSharding(mesh, spec) for spec in (whole, tokens, tokens)]
-    params, hidden, rotary = jax.jit(make, out_shardings=tuple(places))(jax.random.key(0))
+    names = jax.eval_shape(make, jax.random.key(0))[0]
+    of_heads = {"q_b_proj.weight": jax.P(axis), "kv_b_proj.weight": jax.P(axis), "o_proj.weight": jax.P(None, axis)}
+    specs = {name: of_heads.get(name, jax.P()) if axis == "heads" else jax.P() for name in names}
+    places = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), (specs, tokens, tokens))
+    params, hidden, rotary = jax.jit(make, out_shardings=places)(jax.random.key(0))
 
     def local(params: Any, hidden: Any, rotary: Any) -> Any:
-        return dsa.layer(params, hidden, rotary, conventions, context_axis="context")[0]
+        found = dsa.layer(params, hidden, rotary, conventions, loss_weight=loss_weight, **{f"{axis}_axis": axis})
+        return found.out, found.aux
 
-    spread = jax.shard_map(local, mesh=mesh, in_specs=(whole, tokens, tokens), out_specs=tokens)
+    made = tokens, None if loss_weight is None else tokens
+    spread = jax.shard_map(local, mesh=mesh, in_specs=(specs, tokens, tokens), out_specs=made)
 
     def step(params: Any, hidden: Any, rotary: Any) -> Any:
         def loss(params: Any, hidden: Any) -> Any:
-            return jnp.square(spread(params, hidden, rotary).astype(jnp.float32)).mean()
+            out, aux = spread(params, hidden, rotary)
+            return jnp.square(out.astype(jnp.float32)).mean() + (0 if aux is None else aux.sum())
 
         return jax.grad(loss, (0, 1))(params, hidden)
 
@@ -203,12 +212,17 @@ def rank_ms(problem: Problem, rank: int, ranks: int, meet: str) -> float:
     return ms
 
 
+LOSS_WEIGHT = 1e-3
+"""Of the rows that train the indexer."""
+
 MEASURES: dict[str, Callable[[], Callable[[Any, int], float]]] = {
     "jax": lambda: measure_jax,
     "torch": lambda: measure_torch,
     "jax_layer": lambda: measure_layer,
+    "jax_layer_loss": lambda: partial(measure_layer, loss_weight=LOSS_WEIGHT),
+    "jax_layer_heads": lambda: partial(measure_layer, axis="heads", loss_weight=LOSS_WEIGHT),
 }
-"""What is timed, by the rows' `framework`; the last one takes a `Layer`."""
+"""What is timed, by the rows' `framework`; a "layer" takes a `Layer`."""
 
 
 def rows(problem: Problem, layer: Layer, counts: Sequence[int], frameworks: Sequence[str]) -> list[dict[str, Any]]:
@@ -217,7 +231,7 @@ def rows(problem: Problem, layer: Layer, counts: Sequence[int], frameworks: Sequ
     for framework in frameworks:
         alone = None
         for devices in counts:
-            ms = MEASURES[framework]()(layer if framework == "jax_layer" else problem, devices)
+            ms = MEASURES[framework]()(layer if "layer" in framework else problem, devices)
             alone = alone or ms * devices
             speedup = alone / ms
             row = {"framework": framework, "devices": devices, "ms": round(ms, 3)}
@@ -233,7 +247,7 @@ def kept(before: dict[str, Any], content: dict[str, Any], found: list[dict[str, 
         {**{name: before[name] for name in ("date", "commit")}, **row}
         for row in before["rows"]
         if (row["framework"], row["devices"]) not in measured
-        and (size := "layer" if row["framework"] == "jax_layer" else "problem") in before
+        and (size := "layer" if "layer" in row["framework"] else "problem") in before
         and before[size] == content[size]
     ]
 
