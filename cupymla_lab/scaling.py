@@ -148,7 +148,8 @@ def measure_layer(problem: Layer, devices: int, axis: str = "context", loss_weig
     params, hidden, rotary = jax.jit(make, out_shardings=places)(jax.random.key(0))
 
     def local(params: Any, hidden: Any, rotary: Any) -> Any:
-        found = dsa.layer(params, hidden, rotary, conventions, loss_weight=loss_weight, **{f"{axis}_axis": axis})
+        axes: dict[str, Any] = {f"{axis}_axis": axis}
+        found = dsa.layer(params, hidden, rotary, conventions, loss_weight=loss_weight, **axes)
         return found.out, found.aux
 
     made = tokens, None if loss_weight is None else tokens
