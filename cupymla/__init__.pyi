@@ -165,8 +165,8 @@ class _SparseMlaBwd:
     def __call__(
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 
@@ -174,8 +174,8 @@ class _SparseMlaBwd:
     def __call__(
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array]: ...
 
@@ -183,8 +183,8 @@ class _SparseMlaBwd:
     def __call__(
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 
@@ -192,8 +192,8 @@ class _SparseMlaBwd:
     def __call__(
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array, _Array]:
         """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
@@ -228,6 +228,9 @@ class _SparseMlaBwd:
             k_stride: positions per key, for causal, >= 1.
             lse_base: "e" or "2": the base lse is in.
             deterministic: give the same bits on every run.
+            lists: what `invert_indices(indices, s_kv, topk_length=topk_length)` returns, of these very indices and lengths:
+                saves a deterministic call on a GPU from finding by itself which entries name a token. Other lists give
+                other sums. Not read by calls that do without: others, and those that pack neighbouring queries.
             attn_dist: array to write, [s_q, topk] float32, the last axis contiguous: receives what `attn_dist(q, kv,
                 indices, lse)` returns, which is at hand here.
             dq: array to write, q's shape and dtype, with strides as q's may have.
@@ -240,8 +243,8 @@ class _SparseMlaBwd:
             workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
                 `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
                 Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
-            check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
-                indices, so a call on a GPU waits for it and cannot be captured into a graph.
+            check_indices: raise InputError for an index outside [-1, s_kv) within topk_length, and for lists of other
+                indices. Reads them, so a call on a GPU waits for it and cannot be captured into a graph.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
                 of q's framework by default. It means nothing on the CPU.
 
@@ -259,8 +262,8 @@ class _SparseMlaBwd:
     def prepare(
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
@@ -268,8 +271,8 @@ class _SparseMlaBwd:
     def prepare(
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]: ...
 
@@ -277,8 +280,8 @@ class _SparseMlaBwd:
     def prepare(
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
 
@@ -286,8 +289,8 @@ class _SparseMlaBwd:
     def prepare(
         self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]:
         """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding."""
@@ -295,8 +298,8 @@ class _SparseMlaBwd:
     def workspace_bytes(
         self, q: Any, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, lists: Any = None, attn_dist: Any = None,
+        dq: Any = None, dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
         d_sink: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
         """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none"""

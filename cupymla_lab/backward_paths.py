@@ -198,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", help="the commit to record (default: ask git)")
     options = parser.parse_args(arguments)
     subject = Subject(OPERATOR)
-    cases = [case for case in bench.chosen(subject, options.case) if isinstance(case, MlaCase)]
+    every = [case for case in bench.chosen(subject, options.case) if isinstance(case, MlaCase)]
+    cases = [case for case in every if not case.wants_lists]  # lists change no path
     if not driver.available():
         print("paths are timed on a CUDA GPU, and there is none", file=sys.stderr)
         return 2

@@ -21,6 +21,8 @@ constexpr int kPackedColumns = 8;
 constexpr uint32_t kPackedFields = 0x7fff7fffu;
 constexpr uint32_t kPackedNotFinite = 255;
 constexpr float kPackedZero = 16384.f;  // what stands for 0
+// Two columns of it, in any word. Their exponent is 0, which stands for a finite scale.
+constexpr uint32_t kPackedZeros = 0x40004000u;
 // The smallest exponent that is told: below, what brings whole numbers back is no normal float32. Columns of 2^-127 and
 // less become zero.
 constexpr uint32_t kPackedLeast = 14;

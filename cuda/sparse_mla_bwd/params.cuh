@@ -63,6 +63,8 @@ struct Parameters {
   float sink_to_lse;  // log2(e) for base 2, 1 for base e
 
   uint8_t* p_ds;     // workspace: P and dS of the entries of the launch's queries (sm90/stored_p_ds.cuh)
+  const int32_t* lists;  // [batch, s_kv + 1 + s_q * topk], the caller's lists of entries by token, or null
+  int64_t lists_batch;
 };
 
 }  // namespace cupymla::sparse_mla_bwd

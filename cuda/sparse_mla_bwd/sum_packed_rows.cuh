@@ -16,7 +16,7 @@ struct PackedSum {
   enum : int { kThreads = kPackedSumThreads };
   enum : bool { kClearsList = true };
   static constexpr int kVectors = kDQk / kPackedColumns;  // of a row, one to a thread
-  static constexpr int kAtOnce = 4;                       // rows under way
+  static constexpr int kAtOnce = 6;                       // rows under way
   static constexpr int kSplitVectors = kSplitColumns / kPackedColumns;
   static_assert(kThreads >= kVectors);
 
@@ -40,12 +40,15 @@ struct PackedSum {
 
   __device__ __forceinline__ void add_list(const Parameters& params, int32_t entries, const int32_t* list,
                                            int32_t count) {
-    int32_t i = 0;
-    for (; i + kAtOnce <= count; i += kAtOnce) {
+#pragma unroll 1
+    for (int32_t i = 0; i < count; i += kAtOnce) {
       uint4 rows[kAtOnce];
       uint32_t others = 0;  // that are not finite
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) rows[k] = load(params, list[i + k]);
+      for (int k = 0; k < kAtOnce; ++k) {
+        rows[k] = make_uint4(kPackedZeros, kPackedZeros, kPackedZeros, kPackedZeros);
+        if (i + k < count) rows[k] = load(params, list[i + k]);
+      }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) others |= packed_is_finite(rows[k]) ? 0u : 1u;
       // One branch for all of them, behind all loads.
@@ -54,11 +57,9 @@ struct PackedSum {
         for (int k = 0; k < kAtOnce; ++k) add_finite_columns(sums, rows[k]);
       } else {
 #pragma unroll 1
-        for (int k = 0; k < kAtOnce; ++k) add(params, entries, list[i + k]);
+        for (int k = i; k < min(i + kAtOnce, count); ++k) add(params, entries, list[k]);
       }
     }
-#pragma unroll 1
-    for (; i < count; ++i) add(params, entries, list[i]);
   }
 
   __device__ __forceinline__ void add_to(float* start) const {

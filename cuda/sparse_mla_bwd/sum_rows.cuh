@@ -1,5 +1,6 @@
 // Stage `sum`: what the entries of this launch's queries add to each token, in the order of the entries, so that the
-// sums have the same bits on every run. One CTA to a token.
+// sums have the same bits on every run. One CTA to a token. Entries come from the stage `list`, or from the caller's
+// lists, which have those of all queries.
 #pragma once
 
 #include "params.cuh"
@@ -49,6 +50,41 @@ struct PlainSum {
   }
 };
 
+// A token's entries in the caller's lists: of all queries, in order, as numbers within a batch entry. What lists hold
+// can be anything.
+struct GivenList {
+  const int32_t* list;
+  int32_t count;
+
+  __device__ __forceinline__ GivenList(const Parameters& params, uint32_t batch, uint32_t token) {
+    const int32_t* const lists = params.lists + static_cast<int64_t>(batch) * params.lists_batch;
+    const int32_t all = params.s_q * params.topk;
+    const int32_t begin = max(min(lists[token], all), 0);
+    count = max(min(lists[token + 1], all) - begin, 0);
+    list = lists + params.s_kv + 1 + begin;
+  }
+
+  // How many of them are below a number. All lanes of a warp look at once, each at the end of a part.
+  __device__ __forceinline__ int32_t below(int64_t number) const {
+    const int lane = threadIdx.x % 32;
+    int32_t low = 0, end = count;
+    while (low < end) {
+      const int32_t part = (end - low - 1) / 32 + 1;
+      const int64_t last = low + static_cast<int64_t>(lane + 1) * part - 1;
+      const bool is_below = last < end && list[last] < number;
+      low += __popc(__ballot_sync(0xffffffffu, is_below)) * part;
+      end = min(end, low + part - 1);
+    }
+    return low;
+  }
+};
+
+// The first query of a batch entry that sees a token: as `SparseQuery` has it, whose division truncates toward zero.
+__device__ __forceinline__ int64_t first_to_see(const Parameters& params, uint32_t token) {
+  if (params.causal == 0) return 0;
+  return (token == 0 ? 0 : (token + int64_t{1}) * params.k_stride - 1) - params.q_start;
+}
+
 template <typename Sum>
 struct SumRows {
   enum : int { kThreads = Sum::kThreads };
@@ -56,7 +92,7 @@ struct SumRows {
   static constexpr int kWindow = 32 * 1024;          // longer ones are gone through in windows of entries
 
   const Parameters& params;
-  int32_t (&words)[kSorted];  // in shared memory: a sorted list, or a window's entries as bits
+  int32_t (&words)[kSorted];  // in shared memory: a list in order, or a window's entries as bits
   const int32_t entries = all_entries(params);
   Sum sum = {};
 
@@ -95,18 +131,50 @@ struct SumRows {
     }
   }
 
-  __device__ __forceinline__ void run(int64_t row) {
+  // Adds what the launch's queries have in the caller's lists; returns whether there is anything.
+  __device__ __forceinline__ bool add_given(uint32_t batch, uint32_t token) {
+    const GivenList given(params, batch, token);
+    const int64_t before = static_cast<int64_t>(batch) * params.s_q;  // queries of other batch entries
+    const int64_t last = min(params.query_end - before, static_cast<int64_t>(params.s_q));
+    const int64_t first = min(max(params.query_begin - before, first_to_see(params, token)), last);
+    const int warp = threadIdx.x / 32;
+    if (warp < 2) {
+      const int32_t place = given.below((warp == 0 ? first : last) * params.topk);
+      if (threadIdx.x % 32 == 0) words[warp] = place;
+    }
+    __syncthreads();  // where they begin and end
+    const int32_t begin = words[0], end = words[1];
+    const int64_t number = (params.query_begin - before) * params.topk;  // of the launch's first entry
+    for (int32_t piece = begin; piece < end; piece += kSorted) {
+      const int32_t count = min(end - piece, kSorted);
+      __syncthreads();  // words are read
+      for (int32_t i = threadIdx.x; i < count; i += kThreads) {
+        words[i] = Sum::listed(static_cast<int32_t>(given.list[piece + i] - number), entries);
+      }
+      __syncthreads();  // words are there
+      sum.add_list(params, entries, words, count);
+    }
+    return begin < end;
+  }
+
+  // The same with what the stage `list` has made.
+  __device__ __forceinline__ bool add_listed(int64_t row) {
     const int32_t begin = row == 0 ? 0 : params.row_ends[row - 1];
     const int32_t count = min(params.row_ends[row], entries) - begin;
-    if (count <= 0) return;
+    if (count <= 0) return false;
     const int32_t* list = params.entry_list + begin;
     if (count <= kSorted) {
       sort_and_add(list, count);
     } else {
       add_by_windows(list, count);
     }
-    if (!sum.takes_part) return;
-    sum.add_to(params.sums + row / params.s_kv * params.sums_batch + row % params.s_kv * params.sums_token);
+    return true;
+  }
+
+  __device__ __forceinline__ void run(int64_t row) {
+    const uint32_t batch = static_cast<uint32_t>(row / params.s_kv), token = static_cast<uint32_t>(row % params.s_kv);
+    const bool adds = params.lists != nullptr ? add_given(batch, token) : add_listed(row);
+    if (adds && sum.takes_part) sum.add_to(params.sums + batch * params.sums_batch + token * params.sums_token);
   }
 };
 

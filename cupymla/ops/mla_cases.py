@@ -14,7 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .. import tensor
 from .case import Case, on
+from .invert_indices.reference import invert_indices
 from .mla import D_V, SoftmaxOptions
 from .mla_reference import Selection, batched, causal_limit, numpy_dtype, select
 
@@ -44,6 +46,7 @@ class MlaCase(Case):
         layout: "contiguous", "strided" (every stride that may be free is, with NaN in the gaps) or "singleton" (the
             optional axes of extent 1 are there).
         wants_dist: whether sparse_mla_bwd is given an array for the distribution.
+        wants_lists: whether it is given lists of entries by token.
         options: of the operator, those that are not left out.
     """
 
@@ -59,6 +62,7 @@ class MlaCase(Case):
     selection: Literal["hostile", "full", "duplicates", "empty", "nothing", "few", "overlap90", "sorted"] = "hostile"
     layout: Literal["contiguous", "strided", "singleton"] = "contiguous"
     wants_dist: bool = False
+    wants_lists: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -135,13 +139,24 @@ def backward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     if case.wants_dist:
         extra["attn_dist"] = xp.full((*case.lead, case.s_q, case.topk), np.nan, dtype=np.float32)
     if case.intent == "speed":
-        return _drawn(case, seed, xp, ("out", "dout", "lse")) | extra | _even_sink(case, xp)
+        rows = _drawn(case, seed, xp, ("out", "dout", "lse")) | extra | _even_sink(case, xp)
+        return rows | _lists(case, tensor.fetched(tensor.view(rows["indices"], "indices")), None, xp)
     generator = np.random.default_rng(seed)
     arrays = _hostile(case, generator)
     out, lse = _forward(case, arrays)
     rows = _first(case, arrays, xp) | _sink(case, arrays, xp)
     rows |= {"out": _rows(case, out, xp), "dout": _rows(case, _normal(case, generator, D_V), xp)}
-    return rows | {"lse": _free(case, lse, xp)} | extra
+    return rows | {"lse": _free(case, lse, xp)} | extra | _lists(case, arrays.indices, arrays.topk_length, xp)
+
+
+def _lists(case: MlaCase, indices: Array, topk_length: Array | None, xp: Any) -> dict[str, Any]:
+    """Lists of all entries by token, where they are wanted."""
+    if not case.wants_lists:
+        return {}
+    lists = invert_indices(indices, case.s_kv, topk_length=topk_length)
+    if case.layout == "strided" and case.batch is not None:
+        lists = np.concatenate((lists, np.full_like(lists[..., :3], -1)), -1)
+    return {"lists": on(xp, lists)[..., : case.s_kv + 1 + case.s_q * case.topk]}
 
 
 def dist_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:

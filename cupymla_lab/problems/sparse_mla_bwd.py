@@ -52,6 +52,11 @@ def _stored() -> Iterator[MlaCase]:
     # More entries for a token than are sorted at a time; without a sink dq would be what rounding leaves.
     yield make("_sink_duplicates", 64, 1, d=512, k=1100, kv=1, selection="duplicates", sink="finite")
     yield make("_nothing", 5, 3, kv=40, selection="nothing")
+    # The caller's lists; with those of a token in several pieces, and with entries that the mask hides.
+    yield make("_lists", 64, 4, k=130, wants_lists=True)
+    yield make("_lists_duplicates", 40, 2, d=512, k=700, kv=1, selection="duplicates", sink="finite", wants_lists=True)
+    masked: dict[str, Any] = {"causal": True, "k_stride": 4, "q_start": 3, "batch": 2, "lengths": "hostile"}
+    yield make("_lists_causal_stride4", 20, 13, d=512, kv=20, layout="strided", wants_lists=True, **masked)
 
     def packed(name: str, h: int, q: int, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
         return sized(h, d, k, q, kv, f"_stored_queries{name}", "stored_queries", deterministic=True, **traits)
@@ -61,6 +66,7 @@ def _stored() -> Iterator[MlaCase]:
     yield packed("", 32, 5, k=130, kv=150, dtype="float16", layout="strided")
     yield packed("_dist_duplicates", 17, 5, d=512, kv=90, selection="duplicates", wants_dist=True)
     yield packed("_duplicates", 16, 7, k=130, kv=50, selection="duplicates")
+    yield packed("_lists", 16, 5, d=512, kv=90, wants_lists=True)
     yield packed("_few", 16, 7, d=512, k=400, kv=500, selection="few")
     yield packed("_causal_stride4", 16, 13, kv=20, causal=True, k_stride=4, q_start=3)
     # The most tokens; as many queries as make an H200 choose packed ones by itself.
@@ -112,6 +118,7 @@ def _two_phase() -> Iterator[MlaCase]:
         70, 5, 270, 300, d=512, batch=2, lengths="hostile", deterministic=True, wants_dist=True, name="_det_dist"
     )
     yield make(65, 3, 150, 200, dtype="float16", deterministic=True, selection="few", name="_det_few")
+    yield make(68, 5, 150, 200, deterministic=True, wants_lists=True, lengths="hostile", name="_det_lists")
     # The benchmark's entries.
     yield make(128, 20, 2048, 3000)
 
@@ -178,6 +185,7 @@ CASES: tuple[MlaCase, ...] = (
     # More heads than a 2-CTA cluster takes at a time; more entries for a token than are sorted at a time.
     sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
     sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
+    sized(130, 512, 65, 9, 20, "_det_lists_causal", "options", deterministic=True, wants_lists=True, causal=True),
     sized(64, 576, 65, 5, 90, "_det_fp32", "options", deterministic=True, dkv_dtype="float32"),
     *_packed_queries(),
     *_stored(),

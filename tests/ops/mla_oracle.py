@@ -22,7 +22,7 @@ torch: Any = pytest.importorskip("torch", reason="the oracle's gradients are tor
 
 Array = npt.NDArray[Any]
 D_V = 512
-WITHOUT_EFFECT = frozenset({"out", "lse", "lse_base", "deterministic", "dkv_dtype", "attn_dist", "normalize"})
+WITHOUT_EFFECT = frozenset({"out", "lse", "lse_base", "deterministic", "lists", "dkv_dtype", "attn_dist", "normalize"})
 """Arguments that change nothing of an `Oracle`: what the forward gave, units, and how and what else is written."""
 
 

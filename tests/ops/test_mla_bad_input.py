@@ -58,6 +58,7 @@ def array_for(argument: str) -> Array:
         "indices": ((S_Q, TOPK), np.int32),
         "topk_length": ((S_Q,), np.int32),
         "attn_sink": ((H_Q,), np.float32),
+        "lists": ((S_KV + 1 + S_Q * TOPK,), np.int32),
         "d_sink": ((H_Q,), np.float32),
         "attn_dist": ((S_Q, TOPK), np.float32),
         "dist": ((S_Q, TOPK), np.float32),
@@ -80,6 +81,8 @@ def good(operator: str, outputs: bool = True) -> dict[str, Any]:
     """A complete call that passes, every optional array and output in it."""
     names = INPUTS[operator] + OPTIONAL[operator] + (OUTPUTS[operator] if outputs else ())
     arguments = {name: array_for(name) for name in names}
+    if "lists" in names:
+        arguments["lists"][S_KV + 1 :] = -1  # topk_length is zeros
     if outputs:
         for name in OUTPUTS[operator]:
             arguments[name][...] = 7
@@ -161,7 +164,7 @@ def test_last_axis_not_contiguous(operator: str, argument: str) -> None:
     memory = np.zeros((*array_for(argument).shape[:-1], 2 * array_for(argument).shape[-1]), array_for(argument).dtype)
     arguments[argument] = memory[..., ::2]
     memory[...] = 7 if argument in OUTPUTS[operator] else 0
-    if argument in ROWS or argument in ("indices", "p", "dist", "attn_dist"):
+    if argument in ROWS or argument in ("indices", "lists", "p", "dist", "attn_dist"):
         assert "contiguous" in refused(operator, argument, arguments).expected
     else:
         getattr(cupymla, operator)(**arguments)
@@ -184,7 +187,8 @@ def test_negative_strides(operator: str, argument: str) -> None:
     """Kernels address upwards."""
     arguments = good(operator)
     arguments[argument] = arguments[argument][::-1]
-    assert "negative" in refused(operator, argument, arguments).expected
+    # Arrays of one axis that has to be contiguous are told that.
+    assert ("contiguous" if argument == "lists" else "negative") in refused(operator, argument, arguments).expected
 
 
 @pytest.mark.parametrize(("operator", "argument"), EVERY_INPUT + EVERY_OUTPUT)
@@ -326,7 +330,18 @@ def test_indices_are_looked_at_on_the_stream_of_the_call(operator: str, monkeypa
 
     monkeypatch.setattr(tensor, "fetched", fetched)
     getattr(cupymla, operator)(**good(operator), check_indices=True, stream=7)
-    assert streams == [7, 7]
+    assert streams == [7, 7] + [7] * 3 * (operator == "sparse_mla_bwd")
+
+
+def test_lists_of_other_indices_are_refused_where_values_are_looked_at() -> None:
+    given = good("sparse_mla_bwd", outputs=False)
+    given["topk_length"][...] = TOPK
+    given["lists"][...] = cupymla.invert_indices(given["indices"], S_KV)
+    sparse_mla_bwd(**given, check_indices=True)
+    given["indices"][1, 2] = 3
+    sparse_mla_bwd(**given)
+    with pytest.raises(InputError, match="'lists': expected what invert_indices returns"):
+        sparse_mla_bwd(**given, check_indices=True)
 
 
 def test_d_sink_and_attn_dist_sink_need_attn_sink() -> None:

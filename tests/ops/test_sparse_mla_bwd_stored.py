@@ -14,7 +14,7 @@ from non_finite_kit import NON_FINITE_TOKEN, non_finite, non_finite_problem
 from writer_kit import uses_in_a_call
 
 from cupymla import arch
-from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.mla_cases import INT_MAX, INT_MIN, MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan, sizes, units
 from cupymla.ops.sparse_mla_bwd.launches import Stage
 from cupymla.ops.sparse_mla_bwd.paths import fixed_order, packed_queries
@@ -86,11 +86,26 @@ def test_chunks_of_query_groups_add_up(machine: Emulated, monkeypatch: pytest.Mo
 
 
 @pytest.mark.compile
-def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wants_lists", [False, True])
+def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyPatch, wants_lists: bool) -> None:
+    """With the caller's lists, which have the entries of all chunks and of masked tokens, no kernel makes any."""
     monkeypatch.setattr(fixed_order, "PARTIAL_BYTES", 2 * 70 * 512 * 2)
-    given = SUBJECT.cases.inputs(case(64, 5, 70, 90, lengths="hostile", sink="finite"), 1)
+    traits: dict[str, Any] = {"lengths": "hostile", "sink": "finite", "causal": True, "q_start": 70}
+    problem = case(64, 5, 70, 90, selection="duplicates", batch=2, wants_lists=wants_lists, **traits)
+    given = SUBJECT.cases.inputs(problem, 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
-    assert len(machine.launched) == 1 + 1 + 3 * 2 + 2
+    assert len(machine.launched) == 1 + (not wants_lists) + 5 * 2 + 2
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("lists", [[INT_MAX] * 91, [INT_MIN] * 91, [0, *[280] * 90], list(range(280, 189, -1))])
+def test_lists_that_are_none_are_read_within_bounds(machine: Emulated, lists: list[int]) -> None:
+    """Sums are wrong then, and nothing else."""
+    given = SUBJECT.cases.inputs(case(64, 4, 70, 90, sink="finite"), 1)
+    entries = np.resize(np.array([INT_MAX, -1, 279, 280, INT_MIN, 5]), 280)
+    found = machine.results(SUBJECT, given | {"lists": np.array([*lists, *entries], np.int32)})
+    expected = machine.results(SUBJECT, given)
+    np.testing.assert_array_equal(found["dq"], expected["dq"])
 
 
 @pytest.mark.compile

@@ -6,7 +6,7 @@
 
 // CUPYMLA_D_QK: 576 or 512.
 
-extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kPackedSumThreads, 1)
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kPackedSumThreads, 12)
     sparse_mla_bwd_cluster_sum(const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
   cupymla::wait_for_primary_grid(params.has_dependent != 0);
   cupymla::sparse_mla_bwd::sum_packed_rows<CUPYMLA_D_QK>(params);

@@ -70,8 +70,8 @@ def sparse_mla_bwd(
     lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
     topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
-    return_attn_dist: Literal[False] = False,
+    lists: Array | NDArray[Any] | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: Literal[False] = False,
 ) -> tuple[Array, Array]: ...
 
 
@@ -81,7 +81,8 @@ def sparse_mla_bwd(
     lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
     topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: Literal[True],
+    lists: Array | NDArray[Any] | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: Literal[True],
 ) -> tuple[Array, Array, Array]: ...
 
 
@@ -91,7 +92,8 @@ def sparse_mla_bwd(
     lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
     topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: bool,
+    lists: Array | NDArray[Any] | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: bool,
 ) -> tuple[Array, Array] | tuple[Array, Array, Array]: ...
 
 
@@ -101,8 +103,8 @@ def sparse_mla_bwd(
     lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
     topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
-    return_attn_dist: Literal[False] = False,
+    lists: Array | NDArray[Any] | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: Literal[False] = False,
 ) -> tuple[Array, Array, Array]: ...
 
 
@@ -112,7 +114,8 @@ def sparse_mla_bwd(
     lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
     topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: Literal[True],
+    lists: Array | NDArray[Any] | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: Literal[True],
 ) -> tuple[Array, Array, Array, Array]: ...
 
 
@@ -122,7 +125,8 @@ def sparse_mla_bwd(
     lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
     topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: bool,
+    lists: Array | NDArray[Any] | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: bool,
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
     """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 

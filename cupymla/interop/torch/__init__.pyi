@@ -63,8 +63,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
-    return_attn_dist: Literal[False] = False,
+    deterministic: bool = False, lists: Tensor | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: Literal[False] = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -73,8 +73,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
-    return_attn_dist: Literal[True],
+    deterministic: bool = False, lists: Tensor | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -83,8 +83,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
-    return_attn_dist: bool,
+    deterministic: bool = False, lists: Tensor | None = None, dkv_dtype: Literal['float32'] | None = None,
+    attn_dist_sink: bool = False, return_attn_dist: bool,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 
 
@@ -93,7 +93,7 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+    lists: Tensor | None = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
     return_attn_dist: Literal[False] = False,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 
@@ -103,7 +103,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: Literal[True],
+    lists: Tensor | None = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+    return_attn_dist: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
@@ -112,7 +113,8 @@ def sparse_mla_bwd(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, lse: Tensor, indices: Tensor, *,
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False, return_attn_dist: bool,
+    lists: Tensor | None = None, dkv_dtype: Literal['float32'] | None = None, attn_dist_sink: bool = False,
+    return_attn_dist: bool,
 ) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 

@@ -27,6 +27,7 @@ def sparse_mla_bwd(
     k_stride: int = 1,
     lse_base: Literal["e", "2"] = "e",
     deterministic: bool = False,
+    lists: Any = None,
     attn_dist: Any = None,
     dq: Any = None,
     dkv: Any = None,
@@ -69,6 +70,9 @@ def sparse_mla_bwd(
         k_stride: positions per key, for causal, >= 1.
         lse_base: "e" or "2": the base lse is in.
         deterministic: give the same bits on every run.
+        lists: what `invert_indices(indices, s_kv, topk_length=topk_length)` returns, of these very indices and lengths:
+            saves a deterministic call on a GPU from finding by itself which entries name a token. Other lists give
+            other sums. Not read by calls that do without: others, and those that pack neighbouring queries.
         attn_dist: array to write, [s_q, topk] float32, the last axis contiguous: receives what `attn_dist(q, kv,
             indices, lse)` returns, which is at hand here.
         dq: array to write, q's shape and dtype, with strides as q's may have.
@@ -81,8 +85,8 @@ def sparse_mla_bwd(
         workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
             `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
             Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
-        check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
-            indices, so a call on a GPU waits for it and cannot be captured into a graph.
+        check_indices: raise InputError for an index outside [-1, s_kv) within topk_length, and for lists of other
+            indices. Reads them, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.
 
@@ -95,6 +99,6 @@ def sparse_mla_bwd(
 
     Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), with one array for keys and values.
     """
-    inputs = (q, kv, out, dout, lse, indices, topk_length, attn_sink)
+    inputs = (q, kv, out, dout, lse, indices, topk_length, attn_sink, lists)
     options = (causal, q_start, k_stride, sm_scale, lse_base, deterministic, dkv_dtype, attn_dist_sink)
     return CALLS(inputs, options, (attn_dist, dq, dkv, d_sink, workspace), check_indices, stream)  # type: ignore[no-any-return]

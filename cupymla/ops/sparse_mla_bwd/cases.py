@@ -56,6 +56,7 @@ BENCH: tuple[MlaCase, ...] = (
     *(sized(128, 576, 2048, 4096, kv, "_det", deterministic=True) for kv in (8192, 32768)),
     *(sized(h, 576, 2048, 4096, 8192, "_det", deterministic=True) for h in (64, 32, 16)),
     sized(64, 576, 2048, 4096, 32768, "_det", deterministic=True),
+    *(sized(h, 576, 2048, 4096, 8192, "_det_lists", deterministic=True, wants_lists=True) for h in (128, 64)),
     sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
     *(sized(h, 576, 2048, 4096, 8192, "_dist", wants_dist=True) for h in (128, 16)),
     sized(128, 576, 2048, 4096, 32768, "_dist", wants_dist=True),

@@ -52,7 +52,8 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("head_blocks", "batch_rows", "token_rows", "causal", "has_dependent")),
         *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "unit", "unit_rest")),
         *((name, ctypes.c_float) for name in ("lse_to_log2", "sink_to_lse")),
-        ("p_ds", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("p_ds", "lists")),
+        ("lists_batch", ctypes.c_int64),
     )
 
 
@@ -110,6 +111,8 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     record.attn_sink_head = 0 if views.attn_sink is None else views.attn_sink.strides[0]
     if views.attn_dist is not None:
         record.attn_dist_batch, record.attn_dist_query = (0, *views.attn_dist.strides)[-3:-1]
+    if views.lists is not None and problem.has_lists:
+        record.lists_batch = (0, *views.lists.strides)[-2]
     record.dq_batch_bytes, record.dq_query_bytes, record.dq_head_bytes = _bytes(outputs[0], shared)
     dkv_batch, dkv_token = _row_strides(outputs[1], shared)
     if chosen.workspace.sums is None:
@@ -144,6 +147,7 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
     record.topk_length = None if views.topk_length is None else views.topk_length.ptr
     record.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
     record.attn_dist = None if views.attn_dist is None else views.attn_dist.ptr
+    record.lists = views.lists.ptr if views.lists is not None and chosen.problem.has_lists else None
     record.dq = outputs[0]
     layout = chosen.workspace
     if layout.sums is None:

@@ -68,7 +68,7 @@ class Workspace:
         sink_terms: fp32 [queries, h_q], with a sink.
         sink_lse: fp32 [queries, h_q], lse with the sink, where the distribution counts it.
         partials: fp32 [chunk, queries * topk, d_qk], or two bytes each where rows are packed; when deterministic.
-        row_ends: int32 [lists, batch * s_kv], when deterministic and queries are not packed.
+        row_ends: int32 [lists, batch * s_kv], when deterministic, without the caller's lists and packed queries.
         entry_list: int32 [lists, chunk, topk], likewise.
         rows: int32 [lists, chunk, queries * topk], when queries are packed or in order, as the rest.
         row_topk_entries: uint16 [lists, chunk, queries * topk, queries], with a distribution.

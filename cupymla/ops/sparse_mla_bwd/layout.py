@@ -51,7 +51,7 @@ def workspace(
     sink_lse = part(problem.counts_sink, all_tokens(problem) * shared.h_q)
     partials = part(ordered, chunk * partial_bytes(problem, packed, queries) // 4)
     grouped = queries > 1
-    by_entries = ordered and not grouped
+    by_entries = ordered and not grouped and not problem.has_lists
     row_ends, entry_list = part(by_entries, lists * kv_rows), part(by_entries, entries)
     listed = grouped or in_order
     return Workspace(

@@ -158,7 +158,7 @@ class Plan:
             lists = -(-(end - listed) // self.chunk)
             if self.queries > 1:
                 yield Launch("merge", end - listed, listed, end)
-            else:
+            elif not self.problem.has_lists:
                 ranges = fixed_order.list_ranges(self.kv_rows, lists, self.multiprocessors)
                 yield Launch("list", ranges * fixed_order.LIST_CTAS, listed, end, lists)
             for number in range(lists):

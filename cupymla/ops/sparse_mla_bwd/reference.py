@@ -48,6 +48,7 @@ def sparse_mla_bwd(
     k_stride: int = 1,
     lse_base: str = "e",
     deterministic: bool = False,
+    lists: Array | None = None,
     attn_dist: Array | None = None,
     dkv_dtype: str | None = None,
     attn_dist_sink: bool = False,
@@ -56,7 +57,7 @@ def sparse_mla_bwd(
     """(dq, dkv), and d_sink when there is a sink; arguments and shapes as the public function's.
 
     `attn_dist` is filled when given. With `attn_dist_sink` as well, P is made with the lse that has the sink, which
-    "same" rounds to fp32. `deterministic` changes nothing here: the result is always the same bits.
+    "same" rounds to fp32. `deterministic` and `lists` change nothing here: the result is always the same bits.
 
     precision="float64": everything in float64 and returned in float64, nothing rounded.
 

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from ... import tensor
 from ...arch import Gpu
 from ...build import KernelSource
+from ...errors import InputError
 from ..calls import Calls
+from ..invert_indices.reference import invert_indices
 from ..mla import by_reference
 from . import cuda, plan, reference
-from .spec import ARGUMENTS, VALIDATION, read
+from .spec import ARGUMENTS, OPERATOR, VALIDATION, Problem, Views, read
+
+
+def look(views: Views, problem: Problem, stream: object) -> None:
+    """Look at the values of indices, and of lists whether they are theirs. Raises InputError; waits for the stream."""
+    VALIDATION.look(views, problem, stream)
+    if views.lists is None:
+        return
+    shared = problem.shared
+    lead = () if shared.batch is None else (shared.batch,)
+    indices = tensor.fetched(views.indices, stream).reshape(*lead, shared.s_q, shared.topk)
+    lengths = None if views.topk_length is None else tensor.fetched(views.topk_length, stream)
+    expected = invert_indices(indices, shared.s_kv, topk_length=lengths)
+    for place in np.argwhere(tensor.fetched(views.lists, stream) != expected)[:1]:
+        got = f"another number at {place.tolist()}"
+        raise InputError("lists", "what invert_indices returns for these indices", got, operator=OPERATOR)
+
 
 CALLS = Calls(
     ARGUMENTS,
@@ -17,7 +38,7 @@ CALLS = Calls(
     cuda.wanted,
     cuda.bind,
     by_reference(ARGUMENTS, reference.sparse_mla_bwd, cuda.wanted),
-    look=VALIDATION.look,
+    look=look,
     size=cuda.workspace_bytes,
 )
 """Those of the public function."""

@@ -27,6 +27,7 @@ class Views:
     indices: View
     topk_length: View | None = None
     attn_sink: View | None = None
+    lists: View | None = None
     attn_dist: View | None = None
     dq: View | None = None
     dkv: View | None = None
@@ -63,12 +64,14 @@ class Problem:
         has_attn_dist: whether the attention distribution is asked for.
         dkv_dtype: dtype of dkv, q's or "float32".
         dkv_shape: kv's, with its optional axes.
+        has_lists: whether there are lists of entries by token, and the call is deterministic.
     """
 
     shared: mla.MlaProblem[Options]
     has_attn_dist: bool
     dkv_dtype: str
     dkv_shape: tuple[int, ...]
+    has_lists: bool = False
 
     @property
     def options(self) -> Options:
@@ -87,12 +90,21 @@ def _checked(views: Views, shared: mla.MlaProblem[Options], outputs: tuple[Any, 
     mla.check_array(views.lse, "lse", shared.head_shape, "float32", views.q, "free")
     if shared.options.attn_dist_sink and not shared.has_sink:
         raise InputError("attn_dist_sink", "False without attn_sink", "True")
+    _check_lists(views.lists, views.q, shared)
     attn_dist, dq, dkv, d_sink, workspace = outputs
     dkv_dtype = shared.options.dkv_dtype or shared.dtype
-    problem = Problem(shared, attn_dist is not None, dkv_dtype, views.kv.shape)
+    has_lists = views.lists is not None and shared.options.deterministic
+    problem = Problem(shared, attn_dist is not None, dkv_dtype, views.kv.shape, has_lists)
     if any(array is not None for array in outputs):
         _read_outputs(views, problem, attn_dist, dq, dkv, d_sink, workspace)
     return problem
+
+
+def _check_lists(lists: View | None, q: View, shared: mla.MlaProblem[Options]) -> None:
+    if lists is not None:
+        lead = () if shared.batch is None else (shared.batch,)
+        shape = (*lead, shared.s_kv + 1 + shared.s_q * shared.topk)
+        mla.check_array(lists, "lists", shape, "int32", q, "lists")
 
 
 def _read_outputs(

@@ -88,6 +88,8 @@ def lists(problem: Problem, chunk: int, queries: int, arch_name: str) -> int:
     shared = problem.shared
     if not (arch_name in MANY_LISTS_ARCHS and shared.options.deterministic):
         return 1
+    if queries == 1 and problem.has_lists:
+        return 1
     if queries > 1:
         each = chunk * list_bytes_of_group(problem, queries)
     else:
@@ -106,6 +108,8 @@ def list_ranges(kv_rows: int, chunks: int, multiprocessors: int) -> int:
 def further_lists_limit(problem: Problem, smallest_chunk: int, queries: int, arch_name: str) -> int:
     """What lists take at most beside one chunk's, where those of several chunks, none smaller, are made at once."""
     if not (arch_name in MANY_LISTS_ARCHS and problem.shared.options.deterministic):
+        return 0
+    if queries == 1 and problem.has_lists:
         return 0
     groups = all_query_groups(problem, queries)
     if queries > 1:
