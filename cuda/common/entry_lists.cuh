@@ -12,7 +12,6 @@
 
 #include "cluster.cuh"
 #include "cluster_gather.cuh"
-#include "grid_dependency.cuh"
 #include "integer_reduction.cuh"
 #include "registers.cuh"
 #include "types.cuh"
@@ -45,7 +44,7 @@ static_assert(sizeof(ListStorage) <= 113 * 1024, "two CTAs share a multiprocesso
 //   first_row(q) the row of token 0, for such a query
 //   row_ends()   where to write where each row's part of the list ends
 //   entry_list() the list, with room for every entry of the chunk
-//   has_dependent()  whether another kernel of the call comes next
+//   wait()       what a thread does before its first access to global memory (grid_dependency.cuh)
 template <typename Chunk>
 struct EntryLists {
   ListStorage& storage;
@@ -66,7 +65,7 @@ struct EntryLists {
     for (uint32_t row = threadIdx.x; row < rows; row += kListThreads) storage.counts[row] = 0;
     if (threadIdx.x == 0) storage.lower = 0;
     __syncthreads();  // zeros are there
-    wait_for_primary_grid(chunk.has_dependent());
+    chunk.wait();
     uint32_t lower = 0;
     go_through<false>(lower);
     meet();  // everybody has counted

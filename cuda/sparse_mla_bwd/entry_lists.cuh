@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/entry_lists.cuh"
+#include "../common/grid_dependency.cuh"
 #include "../common/sparse_query.cuh"
 #include "params.cuh"
 
@@ -45,7 +46,7 @@ struct ListChunk {
     return params.entry_list + before;
   }
 
-  __device__ __forceinline__ bool has_dependent() const { return params.has_dependent != 0; }
+  __device__ __forceinline__ void wait() const { wait_for_primary_grid(params.has_dependent != 0); }
 };
 
 }  // namespace cupymla::sparse_mla_bwd

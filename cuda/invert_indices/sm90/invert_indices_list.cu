@@ -1,8 +1,9 @@
-// The entries of each batch entry by the token that they name, in chance order, for Hopper and newer: where each token's
-// list ends, and the lists (common/entry_lists.cuh). What is computed: `invert_indices` in
+// The entries of each batch entry by the token that they name, for Hopper and newer: where each token's list ends, and
+// the lists, in chance order (common/entry_lists.cuh). What is computed: `invert_indices` in
 // cupymla/ops/invert_indices/reference.py.
 #include "../../common/entry.cuh"
 #include "../../common/entry_lists.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "params.cuh"
 
 namespace cupymla::invert_indices {
@@ -32,13 +33,18 @@ struct BatchChunk {
   __device__ __forceinline__ int32_t first_row(const UnmaskedQuery&) const { return 0; }
 
   // Where a token's list ends is where the next one's begins.
-  __device__ __forceinline__ int32_t* row_ends() const { return params.offsets + blockIdx.y * params.offsets_batch + 1; }
+  __device__ __forceinline__ int32_t* row_ends() const {
+    return params.offsets + blockIdx.y * params.offsets_batch + 1;
+  }
 
   __device__ __forceinline__ int32_t* entry_list() const {
     return params.scattered + static_cast<int64_t>(blockIdx.y) * all_entries(params);
   }
 
-  __device__ __forceinline__ bool has_dependent() const { return params.has_dependent != 0; }
+  // There is no kernel of the call before this one.
+  __device__ __forceinline__ void wait() const {
+    if (params.has_dependent != 0) griddepcontrol_launch_dependents();
+  }
 };
 
 }  // namespace cupymla::invert_indices

@@ -5,8 +5,8 @@
 //   place   the entries, each into its query's run
 //   repair  runs of several entries, whose order is left to chance by `place`
 //
-// The entries of a window are found in the list, or, where that is longer than all rows of the window, in these. So to go
-// through all windows once takes no more reads than there are entries of all queries, however long the list is.
+// The entries of a window are found in the list, or, where that is longer than all rows of the window, in these. So to
+// go through all windows once takes no more reads than there are entries of all queries, however long the list is.
 #pragma once
 
 #include "../../common/page_place.cuh"

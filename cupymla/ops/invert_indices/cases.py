@@ -81,7 +81,6 @@ def inputs(case: InvertCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `invert_indices`, by parameter name."""
     rng = xp.random.default_rng(seed)
     indices = _ids(case, rng, xp)
-    arguments: dict[str, Any] = {"s_kv": case.s_kv}
     lengths = rng.integers(-3, case.topk + 4, case.row, dtype=np.int32) if case.lengths else None
     # Gaps hold a token, which would be counted if it was read.
     if case.layout == "padded":
@@ -91,7 +90,7 @@ def inputs(case: InvertCase, seed: int, xp: Any = np) -> dict[str, Any]:
         lengths = None if lengths is None else _within((*case.row, 3), lengths[..., None], xp)[..., 0]
     elif case.layout == "singleton":
         indices = indices[..., None, :]
-    arguments["indices"] = indices
+    arguments: dict[str, Any] = {"indices": indices, "s_kv": case.s_kv}
     if lengths is not None:
         arguments["topk_length"] = lengths
     return arguments
