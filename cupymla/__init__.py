@@ -26,6 +26,7 @@ __all__ = [
     "indexer_loss",
     "indexer_loss_dense",
     "indexer_topk",
+    "invert_indices",
     "matrix_bd",
     "merge_attention",
     "nvfp4_gemv",

@@ -49,6 +49,10 @@ def _paged_keys(size: Mapping[str, str]) -> str:
     return f"{size['dtype']}, {heads}, {requests}, top {size['k']}"
 
 
+def _inverted(size: Mapping[str, str]) -> str:
+    return f"{size['q']} queries, {_count(size['kv'], 'token')}, top {size['k']}"
+
+
 def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
@@ -138,6 +142,7 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         {"sink": "attention sink"},
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
+    "invert_indices": _Spelling(r"q(?P<q>\d+)_kv(?P<kv>\d+)_k(?P<k>\d+)", _inverted, {}),
     **dict.fromkeys(("dequantize_fp8", "hadamard"), _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {})),
     **dict.fromkeys(
         ("indexer_k_quant_and_cache", "gather_indexer_cache", "concat_and_cache_mla", "gather_mla_cache"),

@@ -43,6 +43,8 @@ class Mapped:
         if batching is None:
             return None
         facts = self.facts()
+        if batching.unless is not None and batching.unless(facts):
+            return None
         asked = results_of(self.declaration, facts, self.options)
         if any(self.axes.get(name) for name in batching.never) or set(asked) & set(batching.never_results):
             return None

@@ -55,6 +55,8 @@ class Batching:
         options: those that make the batch axis the leading one.
         foldable: None, or the options that must be off for a call whose `required` arrays are not mapped to take the
             mapped axis as further queries, axis 0 of all arrays but `required` and `never`.
+        unless: None, or whether a batch axis in front of these arrays of one call would be taken for something else:
+            then there is one call after the other.
     """
 
     teller: str
@@ -64,6 +66,7 @@ class Batching:
     never_results: tuple[str, ...] = ()
     options: Options = field(default_factory=dict)
     foldable: tuple[str, ...] | None = None
+    unless: Callable[[Arrays], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.indexer_loss.spec import ARGUMENTS as INDEXER_LOSS
 from ..ops.indexer_loss_dense.spec import ARGUMENTS as INDEXER_LOSS_DENSE
 from ..ops.indexer_topk.spec import ARGUMENTS as INDEXER_TOPK
+from ..ops.invert_indices import spec as inversion
 from ..ops.merge_attention.spec import ARGUMENTS as MERGE_ATTENTION
 from ..ops.mla import D_V
 from ..ops.mla_cache import latent_spec as latent_cache
@@ -227,6 +228,18 @@ def _selection(arrays: Arrays, options: Options) -> Results:
     return results
 
 
+def _inverted(arrays: Arrays, options: Options) -> Results:
+    indices, lengths = arrays["indices"].shape, arrays.get("topk_length")
+    lead, queries = inversion.lead_and_queries(indices, None if lengths is None else len(lengths.shape))
+    offsets, entries = Facts((*lead, options["s_kv"] + 1), "int32"), Facts((*lead, queries * indices[-1]), "int32")
+    return {"offsets": offsets, "entries": entries}
+
+
+def _has_an_axis_of_one(arrays: Arrays) -> bool:
+    """Whether a batch axis in front of the indices could be taken for that of the queries."""
+    return bool(arrays["indices"].shape[-2] == 1)
+
+
 # fp8 caches ----------------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +351,11 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(paged_indexer.LOGITS, _paged_scores),
     _declaration(paged_indexer.ARGUMENTS, _selected_keys, varies=True, replayable=False),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
+    _declaration(
+        inversion.ARGUMENTS,
+        _inverted,
+        batching=Batching("indices", 2, ("indices",), unless=_has_an_axis_of_one),
+    ),
     _declaration(mla_cache.ARGUMENTS, _codes),
     _declaration(mla_cache.DEQUANTIZE, _decoded),
     _declaration(mla_cache.HADAMARD, _rotated),

@@ -218,6 +218,15 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "exact, reproducible top-k of each row",
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
     ),
+    OperatorEntry(
+        "invert_indices",
+        "top-k entries by the token that they name",
+        kernels=(
+            KernelEntry("invert_indices", "sm_90a", units=_units("invert_indices", "list")),
+            KernelEntry("invert_indices", "sm_100f", first="sm_90", units=_units("invert_indices", "list")),
+        ),
+        made_of=("sparse_mla_bwd",),
+    ),
     # Named by the function whose results a call returns, as tests and benchmarks want it; writers store what it makes.
     OperatorEntry(
         "quantize_fp8",

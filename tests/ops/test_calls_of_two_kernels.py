@@ -19,6 +19,7 @@ import cupymla
 from cupymla import build, driver
 from cupymla.errors import CupymlaError
 from cupymla.launch import Geometry
+from cupymla.ops.invert_indices import plan as inversion_plan
 from cupymla.ops.nvfp4_gemv import plan as gemv_plan
 from cupymla.ops.paged_indexer_topk import plan as paged_plan
 from cupymla.ops.sparse_mla_decode import plan as decode_plan
@@ -54,6 +55,7 @@ CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             **{"indices": np.ones((1, 1, 768), np.int32), "cache_format": "v32_fp8"},
         },
     ),
+    "invert_indices": (cupymla.invert_indices, {"indices": np.ones((2, 3), np.int32), "s_kv": 4}),
 }
 
 
@@ -64,7 +66,7 @@ def launch(machine: Emulated, name: str) -> list[bool]:
     return [geometry.pdl for geometry in machine.launches]
 
 
-HOPPER_ALONE = {"paged_indexer_topk", "sparse_mla_decode"}
+HOPPER_ALONE = {"paged_indexer_topk", "sparse_mla_decode", "invert_indices"}
 
 
 @pytest.mark.parametrize(("arch", "second"), [("sm_90a", True), ("sm_80", False)])
@@ -111,6 +113,7 @@ def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
         xl_plan.auxiliary("spread_bias", "sm_90", query=32),
         *(s for s in paged_plan.sources("sm_90a") if s.entry == "paged_indexer_topk"),
         *(s for s in decode_plan.sources("sm_90a") if s.entry == decode_plan.MERGE),
+        *(s for s in inversion_plan.sources("sm_90a") if s.entry == "invert_indices"),
     ],
     ids=str,
 )

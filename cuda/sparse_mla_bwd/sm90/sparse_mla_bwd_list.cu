@@ -6,7 +6,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kListThrea
     sparse_mla_bwd_list(const __grid_constant__ cupymla::sparse_mla_bwd::ListParameters params) {
   using namespace cupymla::sparse_mla_bwd;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
-  EntryLists(*reinterpret_cast<ListStorage*>(shared_memory), params).run();
+  const ListChunk chunk(params);
+  cupymla::EntryLists(*reinterpret_cast<ListStorage*>(shared_memory), chunk).run();
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kListThreads, cluster = cupymla::sparse_mla_bwd::kListCtas,

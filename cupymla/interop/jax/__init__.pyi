@@ -38,6 +38,7 @@ __all__ = [
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
+    "invert_indices",
     "quantize_fp8",
     "dequantize_fp8",
     "hadamard",
@@ -523,6 +524,15 @@ def topk(
     """Select the largest scores of each row, exactly.
 
     `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def invert_indices(
+    indices: Array | NDArray[Any], s_kv: int, *, topk_length: Array | NDArray[Any] | None = None,
+) -> tuple[Array, Array]:
+    """List by token which top-k entries of the queries name it.
+
+    `cupymla.invert_indices` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

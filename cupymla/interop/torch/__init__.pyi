@@ -33,6 +33,7 @@ __all__ = [
     "paged_indexer_logits",
     "paged_indexer_topk",
     "topk",
+    "invert_indices",
     "quantize_fp8",
     "dequantize_fp8",
     "hadamard",
@@ -474,6 +475,13 @@ def topk(
     """Select the largest scores of each row, exactly.
 
     `cupymla.topk` as a torch operator; see there for the arguments.
+    """
+
+
+def invert_indices(indices: Tensor, s_kv: int, *, topk_length: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """List by token which top-k entries of the queries name it.
+
+    `cupymla.invert_indices` as a torch operator; see there for the arguments.
     """
 
 

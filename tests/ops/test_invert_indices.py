@@ -1,0 +1,179 @@
+"""invert_indices against a loop over all entries, on the CPU; what is refused; the record, the grids; mapped calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_kit import CUDA, require_mirrored
+
+import cupymla
+from cupymla import arch
+from cupymla.errors import InputError, UnsupportedError
+from cupymla.ops.invert_indices import cuda, plan, spec
+from cupymla.ops.sparse_mla_bwd.paths import fixed_order
+from cupymla_lab.subjects import Subject
+
+Array = np.ndarray[Any, Any]
+SUBJECT = Subject("invert_indices")
+
+
+def listed(indices: Array, s_kv: int, lengths: Array | None) -> tuple[list[int], list[int]]:
+    """Offsets and entries of [s_q, topk] indices, token by token."""
+    found: list[list[int]] = [[] for _ in range(s_kv)]
+    queries, topk = indices.shape
+    for query in range(queries):
+        for place in range(topk):
+            token = int(indices[query, place])
+            if 0 <= token < s_kv and (lengths is None or place < lengths[query]):
+                found[token].append(query * topk + place)
+    offsets = [0, *np.cumsum([len(own) for own in found]).tolist()]
+    entries = [entry for own in found for entry in own]
+    return offsets, entries + [-1] * (queries * topk - len(entries))
+
+
+@given(st.integers(0, 6), st.integers(0, 9), st.integers(1, 7), st.booleans(), st.sampled_from([None, 0, 3]))
+def test_lists_are_those_of_a_loop(s_q: int, s_kv: int, topk: int, has_lengths: bool, batch: int | None) -> None:
+    rng = np.random.default_rng(s_q * 1000 + s_kv * 100 + topk)
+    lead = () if batch is None else (batch,)
+    indices = rng.integers(-2, s_kv + 2, (*lead, s_q, topk), dtype=np.int32)
+    lengths = rng.integers(-2, topk + 2, (*lead, s_q), dtype=np.int32) if has_lengths else None
+    # Three axes, the middle one of extent 1, are those of the queries unless lengths say more.
+    given_indices = indices[..., None, :] if s_q == 1 and not has_lengths else indices
+    offsets, entries = cupymla.invert_indices(given_indices, s_kv, topk_length=lengths)
+    assert offsets.shape == (*lead, s_kv + 1) and entries.shape == (*lead, s_q * topk)
+    assert offsets.dtype == entries.dtype == np.int32
+    for number in np.ndindex(lead):
+        own = None if lengths is None else lengths[number]
+        want = listed(indices[number], s_kv, own)
+        assert (offsets[number].tolist(), entries[number].tolist()) == want
+
+
+@pytest.mark.parametrize("case", SUBJECT.cases.CASES, ids=lambda case: case.name)
+def test_every_valid_entry_is_once_in_the_list_of_its_token(case: Any) -> None:
+    inputs = SUBJECT.cases.inputs(case, 0)
+    offsets, entries = cupymla.invert_indices(**inputs)
+    rows = inputs["indices"].reshape(*case.row, case.topk)
+    for number in np.ndindex(case.row[:-1]):
+        own, ends, flat = entries[number], offsets[number], rows[number].reshape(-1)
+        tokens = np.repeat(np.arange(case.s_kv), np.diff(ends))
+        assert (flat[own[: ends[-1]]] == tokens).all() and (own[ends[-1] :] == -1).all()
+        # Ascending in each list, so that none is there twice.
+        assert (np.diff(own[: ends[-1]])[np.diff(tokens) == 0] > 0).all()
+        valid = (rows[number] >= 0) & (rows[number] < case.s_kv)
+        if "topk_length" in inputs:
+            valid &= np.arange(case.topk) < inputs["topk_length"][number][:, None]
+        assert ends[-1] == valid.sum()
+
+
+def test_three_axes_are_queries_unless_lengths_say_that_they_are_a_batch() -> None:
+    indices = np.array([[[0, 1]], [[1, 1]], [[5, 0]]], np.int32)
+    offsets, entries = cupymla.invert_indices(indices, 2)
+    assert (offsets.tolist(), entries.tolist()) == ([0, 2, 5], [0, 5, 1, 2, 3, -1])
+    offsets, entries = cupymla.invert_indices(indices, 2, topk_length=np.full(3, 2, np.int32))
+    assert offsets.tolist() == [0, 2, 5]
+    offsets, entries = cupymla.invert_indices(indices, 2, topk_length=np.full((3, 1), 2, np.int32))
+    assert offsets.tolist() == [[0, 1, 2], [0, 0, 2], [0, 1, 1]]
+    assert entries.tolist() == [[0, 1], [0, 1], [1, -1]]
+    four = cupymla.invert_indices(indices[:, None], 2)
+    assert [each.tolist() for each in four] == [offsets.tolist(), entries.tolist()]
+
+
+def test_arrays_that_are_given_are_written_and_returned() -> None:
+    indices = np.array([[[0, 3, 3], [1, 0, -1]]], np.int32)
+    offsets, entries = np.zeros((1, 7), np.int32)[:, :5], np.zeros((1, 9), np.int32)[:, 1:7]
+    made = cupymla.invert_indices(indices, 4, offsets=offsets, entries=entries, workspace=np.zeros(64, np.uint8))
+    assert made[0] is offsets and made[1] is entries
+    assert offsets.tolist() == [[0, 2, 3, 3, 5]] and entries.tolist() == [[0, 4, 3, 1, 2, -1]]
+
+
+INDICES = np.zeros((3, 4), np.int32)
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"indices": INDICES.astype(np.int64)}, "'indices': expected dtype int32"),
+    ({"indices": INDICES[0]}, "'indices': expected shape"),
+    ({"indices": np.zeros((2, 3, 2, 4), np.int32)}, "'indices': expected shape"),
+    ({"indices": INDICES[:, :0]}, "'indices': expected 1 to .* entries of a query"),
+    ({"indices": INDICES[:, ::2]}, "'indices': expected a contiguous last axis"),
+    ({"indices": INDICES[::-1]}, "'indices': expected strides that are not negative"),
+    ({"s_kv": -1}, "'s_kv': expected an integer from 0"),
+    ({"s_kv": 2**31}, "'s_kv': expected an integer from 0"),
+    ({"s_kv": True}, "'s_kv'"),
+    ({"topk_length": np.zeros(4, np.int32)}, "'topk_length': expected shape"),
+    ({"topk_length": np.zeros(3, np.int64)}, "'topk_length': expected dtype int32"),
+    ({"topk_length": np.zeros((3, 1), np.int32)}, "'topk_length': expected shape"),
+    ({"offsets": np.zeros(5, np.int32)}, "'offsets': expected shape"),
+    ({"offsets": np.zeros(12, np.int32)[::2]}, "'offsets': expected a contiguous last axis"),
+    ({"entries": np.zeros((3, 4), np.int32)}, "'entries': expected shape"),
+    ({"entries": INDICES.reshape(-1)}, "'entries': expected memory of its own"),
+    ({"workspace": np.zeros(64, np.int32)}, "'workspace': expected dtype uint8"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD)
+def test_what_cannot_be_used_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"invert_indices: argument {message}"):
+        cupymla.invert_indices(**{"indices": INDICES, "s_kv": 5, **changed})
+
+
+def test_entries_are_counted_in_31_bits() -> None:
+    many = np.broadcast_to(np.zeros((1, 1 << 11), np.int32), (1 << 20, 1 << 11))
+    with pytest.raises(InputError, match=r"'indices': expected at most 2147482624 entries, s_q \* topk"):
+        spec.read(many, 5)
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+
+def problem(s_q: int, s_kv: int, topk: int, batch: int | None = None) -> spec.Problem:
+    lead = () if batch is None else (batch,)
+    device = spec.read(INDICES, 0)[1].device
+    return spec.Problem(lead, s_q, topk, spec.Options(s_kv), device)
+
+
+def test_the_record_is_the_one_that_the_kernels_read() -> None:
+    require_mirrored(cuda.Parameters, "invert_indices/sm90/params.cuh")
+
+
+def test_a_plan_goes_by_the_kernels_numbers() -> None:
+    text = (CUDA / "invert_indices/sm90/storage.cuh").read_text(encoding="utf-8")
+    assert f"kThreads = {plan.WARPS * 32};" in text and f"kShortList = {plan.SHORT_LIST};" in text
+
+
+@given(
+    st.integers(0, 1 << 20), st.integers(0, 2**31 - 1), st.integers(1, 2047), st.integers(0, 65535), st.integers(1, 132)
+)
+def test_grids_are_within_limits_and_ranges_within_shared_memory(
+    s_q: int, s_kv: int, topk: int, batch: int, multiprocessors: int
+) -> None:
+    chosen = problem(s_q, s_kv, topk, batch)
+    made = plan.launches(chosen, arch.named("sm_90a"), multiprocessors)
+    assert len(made) == (0 if not batch else 1 if not s_q else 2)
+    for launch in made:
+        assert launch.grid[1:] == (batch, 1) and 0 < launch.grid[0] < 2**31
+    if made:
+        ranges, rest = divmod(made[0].grid[0], fixed_order.LIST_CTAS)
+        assert rest == 0 and ranges * fixed_order.MOST_RANGE_ROWS >= s_kv
+    if len(made) > 1:
+        assert made[1].group_tokens == (1 if s_q * topk > plan.SHORT_LIST * s_kv else plan.WARPS)
+        assert made[1].grid[0] <= max(1, -(-s_kv // made[1].group_tokens))
+
+
+def test_a_large_batch_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="65536 batch entries"):
+        plan.launches(problem(1, 1, 1, 65536), arch.named("sm_90a"), 132)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (3, 1), (2, 1, 1), (2, 3)])
+def test_mapped_calls_are_not_taken_for_queries(shape: tuple[int, ...]) -> None:
+    """Where a batch axis in front would make the indices look like those with an axis of extent 1."""
+    jax = pytest.importorskip("jax")
+    from cupymla.interop import jax as mla
+
+    indices = np.random.default_rng(0).integers(-1, 5, (4, *shape, 6), dtype=np.int32)
+    mapped = jax.vmap(lambda each: mla.invert_indices(each, 5))(indices)
+    for number in range(4):
+        for got, want in zip(mapped, cupymla.invert_indices(indices[number], 5), strict=True):
+            np.testing.assert_array_equal(np.asarray(got[number]), want)
