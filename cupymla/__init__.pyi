@@ -2417,29 +2417,28 @@ class _InvertIndices:
 
     @overload
     def __call__(
-        self, indices: NDArray[Any], s_kv: int, *, topk_length: Any = None, offsets: Any = None, entries: Any = None,
-        workspace: Any = None, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+        self, indices: NDArray[Any], s_kv: int, *, topk_length: Any = None, lists: Any = None, workspace: Any = None,
+        stream: object = None,
+    ) -> NDArray[Any]: ...
 
     @overload
     def __call__(
-        self, indices: _Array, s_kv: int, *, topk_length: Any = None, offsets: Any = None, entries: Any = None,
-        workspace: Any = None, stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        self, indices: _Array, s_kv: int, *, topk_length: Any = None, lists: Any = None, workspace: Any = None,
+        stream: object = None,
+    ) -> _Array:
         """List by token which top-k entries of the queries name it.
 
         Entry number query * topk + place names token t where indices[query, place] = t, 0 <= t < s_kv and
-        place < topk_length[query]. The entries of token t are entries[offsets[t] : offsets[t + 1]], in ascending order, so
-        that results have the same bits every run.
+        place < topk_length[query]. With offsets = lists[: s_kv + 1] and entries = lists[s_kv + 1 :], the entries of token t
+        are entries[offsets[t] : offsets[t + 1]], in ascending order, so that results have the same bits every run.
 
         Args:
             indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1, the last axis contiguous; what is outside [0, s_kv)
                 names no token. A leading batch axis is allowed: every array then has it, and batch entries have lists of
                 their own. [n, 1, topk] is n queries, unless topk_length is [n, 1].
-            s_kv: how many tokens there are, 0 to 2^31 - 1.
+            s_kv: how many tokens there are. Together with the entries there are up to 2^31 - 1025.
             topk_length: [s_q] int32, entries of each query that count, clamped to [0, topk]; topk by default.
-            offsets: array to write, [s_kv + 1] int32, the last axis contiguous.
-            entries: array to write, [s_q * topk] int32, the last axis contiguous.
+            lists: array to write, [s_kv + 1 + s_q * topk] int32, the last axis contiguous.
             workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
                 `invert_indices.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
                 Calls that may run at the same time need one each. By default it comes from the allocator of the framework
@@ -2448,8 +2447,8 @@ class _InvertIndices:
                 of the framework of indices by default. It means nothing on the CPU.
 
         Returns:
-            (offsets, entries), in the framework of indices. offsets[0] is 0, offsets[s_kv] the number of valid entries.
-            entries hold -1 behind these.
+            lists, in the framework of indices. offsets[0] is 0, offsets[s_kv] the number of valid entries, behind which
+            entries are -1.
 
         Raises:
             InputError: an argument cannot be used as it is; nothing was computed or written.
@@ -2460,20 +2459,20 @@ class _InvertIndices:
 
     @overload
     def prepare(
-        self, indices: NDArray[Any], s_kv: int, *, topk_length: Any = None, offsets: Any = None, entries: Any = None,
-        workspace: Any = None, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+        self, indices: NDArray[Any], s_kv: int, *, topk_length: Any = None, lists: Any = None, workspace: Any = None,
+        stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
 
     @overload
     def prepare(
-        self, indices: _Array, s_kv: int, *, topk_length: Any = None, offsets: Any = None, entries: Any = None,
-        workspace: Any = None, stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
+        self, indices: _Array, s_kv: int, *, topk_length: Any = None, lists: Any = None, workspace: Any = None,
+        stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `invert_indices` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(
-        self, indices: Any, s_kv: int, *, topk_length: Any = None, offsets: Any = None, entries: Any = None,
-        workspace: Any = None, stream: object = None,
+        self, indices: Any, s_kv: int, *, topk_length: Any = None, lists: Any = None, workspace: Any = None,
+        stream: object = None,
     ) -> int:
         """How many bytes the `workspace` of a call of `invert_indices` with these arguments has to have at least; 0 where none"""
 

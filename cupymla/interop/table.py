@@ -231,8 +231,7 @@ def _selection(arrays: Arrays, options: Options) -> Results:
 def _inverted(arrays: Arrays, options: Options) -> Results:
     indices, lengths = arrays["indices"].shape, arrays.get("topk_length")
     lead, queries = inversion.lead_and_queries(indices, None if lengths is None else len(lengths.shape))
-    offsets, entries = Facts((*lead, options["s_kv"] + 1), "int32"), Facts((*lead, queries * indices[-1]), "int32")
-    return {"offsets": offsets, "entries": entries}
+    return {"lists": Facts((*lead, options["s_kv"] + 1 + queries * indices[-1]), "int32")}
 
 
 def _has_an_axis_of_one(arrays: Arrays) -> bool:

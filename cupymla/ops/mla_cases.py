@@ -156,7 +156,8 @@ def _lists(case: MlaCase, indices: Array, topk_length: Array | None, xp: Any) ->
     lists = invert_indices(indices, case.s_kv, topk_length=topk_length)
     if case.layout == "strided" and case.batch is not None:
         lists = np.concatenate((lists, np.full_like(lists[..., :3], -1)), -1)
-    return {"lists": on(xp, lists)[..., : case.s_kv + 1 + case.s_q * case.topk]}
+    made: Any = on(xp, lists)
+    return {"lists": made[..., : case.s_kv + 1 + case.s_q * case.topk]}
 
 
 def dist_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:

@@ -21,6 +21,11 @@ Array = np.ndarray[Any, Any]
 SUBJECT = Subject("invert_indices")
 
 
+def parts(lists: Any, s_kv: int) -> tuple[Array, Array]:
+    """Offsets and entries."""
+    return lists[..., : s_kv + 1], lists[..., s_kv + 1 :]
+
+
 def listed(indices: Array, s_kv: int, lengths: Array | None) -> tuple[list[int], list[int]]:
     """Offsets and entries of [s_q, topk] indices, token by token."""
     found: list[list[int]] = [[] for _ in range(s_kv)]
@@ -43,9 +48,9 @@ def test_lists_are_those_of_a_loop(s_q: int, s_kv: int, topk: int, has_lengths: 
     lengths = rng.integers(-2, topk + 2, (*lead, s_q), dtype=np.int32) if has_lengths else None
     # Three axes, the middle one of extent 1, are those of the queries unless lengths say more.
     given_indices = indices[..., None, :] if s_q == 1 and not has_lengths else indices
-    offsets, entries = cupymla.invert_indices(given_indices, s_kv, topk_length=lengths)
-    assert offsets.shape == (*lead, s_kv + 1) and entries.shape == (*lead, s_q * topk)
-    assert offsets.dtype == entries.dtype == np.int32
+    lists = cupymla.invert_indices(given_indices, s_kv, topk_length=lengths)
+    assert lists.shape == (*lead, s_kv + 1 + s_q * topk) and lists.dtype == np.int32
+    offsets, entries = parts(lists, s_kv)
     for number in np.ndindex(lead):
         own = None if lengths is None else lengths[number]
         want = listed(indices[number], s_kv, own)
@@ -55,7 +60,7 @@ def test_lists_are_those_of_a_loop(s_q: int, s_kv: int, topk: int, has_lengths: 
 @pytest.mark.parametrize("case", SUBJECT.cases.CASES, ids=lambda case: case.name)
 def test_every_valid_entry_is_once_in_the_list_of_its_token(case: Any) -> None:
     inputs = SUBJECT.cases.inputs(case, 0)
-    offsets, entries = cupymla.invert_indices(**inputs)
+    offsets, entries = parts(cupymla.invert_indices(**inputs), case.s_kv)
     rows = inputs["indices"].reshape(*case.row, case.topk)
     for number in np.ndindex(case.row[:-1]):
         own, ends, flat = entries[number], offsets[number], rows[number].reshape(-1)
@@ -71,26 +76,24 @@ def test_every_valid_entry_is_once_in_the_list_of_its_token(case: Any) -> None:
 
 def test_three_axes_are_queries_unless_lengths_say_that_they_are_a_batch() -> None:
     indices = np.array([[[0, 1]], [[1, 1]], [[5, 0]]], np.int32)
-    offsets, entries = cupymla.invert_indices(indices, 2)
-    assert (offsets.tolist(), entries.tolist()) == ([0, 2, 5], [0, 5, 1, 2, 3, -1])
-    offsets, entries = cupymla.invert_indices(indices, 2, topk_length=np.full(3, 2, np.int32))
-    assert offsets.tolist() == [0, 2, 5]
-    offsets, entries = cupymla.invert_indices(indices, 2, topk_length=np.full((3, 1), 2, np.int32))
-    assert offsets.tolist() == [[0, 1, 2], [0, 0, 2], [0, 1, 1]]
-    assert entries.tolist() == [[0, 1], [0, 1], [1, -1]]
-    four = cupymla.invert_indices(indices[:, None], 2)
-    assert [each.tolist() for each in four] == [offsets.tolist(), entries.tolist()]
+    lists = cupymla.invert_indices(indices, 2)
+    assert lists.tolist() == [0, 2, 5, 0, 5, 1, 2, 3, -1]
+    lists = cupymla.invert_indices(indices, 2, topk_length=np.full(3, 2, np.int32))
+    assert lists[:3].tolist() == [0, 2, 5]
+    lists = cupymla.invert_indices(indices, 2, topk_length=np.full((3, 1), 2, np.int32))
+    assert lists.tolist() == [[0, 1, 2, 0, 1], [0, 0, 2, 0, 1], [0, 1, 1, 1, -1]]
+    assert cupymla.invert_indices(indices[:, None], 2).tolist() == lists.tolist()
 
 
-def test_arrays_that_are_given_are_written_and_returned() -> None:
+def test_an_array_that_is_given_is_written_and_returned() -> None:
     indices = np.array([[[0, 3, 3], [1, 0, -1]]], np.int32)
-    offsets, entries = np.zeros((1, 7), np.int32)[:, :5], np.zeros((1, 9), np.int32)[:, 1:7]
-    made = cupymla.invert_indices(indices, 4, offsets=offsets, entries=entries, workspace=np.zeros(64, np.uint8))
-    assert made[0] is offsets and made[1] is entries
-    assert offsets.tolist() == [[0, 2, 3, 3, 5]] and entries.tolist() == [[0, 4, 3, 1, 2, -1]]
+    lists = np.zeros((1, 14), np.int32)[:, 1:12]
+    assert cupymla.invert_indices(indices, 4, lists=lists, workspace=np.zeros(64, np.uint8)) is lists
+    assert lists.tolist() == [[0, 2, 3, 3, 5, 0, 4, 3, 1, 2, -1]]
 
 
-INDICES = np.zeros((3, 4), np.int32)
+MEMORY = np.zeros(24, np.int32)
+INDICES = MEMORY[12:].reshape(3, 4)
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"indices": INDICES.astype(np.int64)}, "'indices': expected dtype int32"),
     ({"indices": INDICES[0]}, "'indices': expected shape"),
@@ -104,10 +107,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"topk_length": np.zeros(4, np.int32)}, "'topk_length': expected shape"),
     ({"topk_length": np.zeros(3, np.int64)}, "'topk_length': expected dtype int32"),
     ({"topk_length": np.zeros((3, 1), np.int32)}, "'topk_length': expected shape"),
-    ({"offsets": np.zeros(5, np.int32)}, "'offsets': expected shape"),
-    ({"offsets": np.zeros(12, np.int32)[::2]}, "'offsets': expected a contiguous last axis"),
-    ({"entries": np.zeros((3, 4), np.int32)}, "'entries': expected shape"),
-    ({"entries": INDICES.reshape(-1)}, "'entries': expected memory of its own"),
+    ({"lists": np.zeros(17, np.int32)}, "'lists': expected shape"),
+    ({"lists": np.zeros(36, np.int32)[::2]}, "'lists': expected a contiguous last axis"),
+    ({"lists": MEMORY[:18]}, "'lists': expected memory of its own"),
     ({"workspace": np.zeros(64, np.int32)}, "'workspace': expected dtype uint8"),
 ]
 
@@ -122,6 +124,8 @@ def test_entries_are_counted_in_31_bits() -> None:
     many = np.broadcast_to(np.zeros((1, 1 << 11), np.int32), (1 << 20, 1 << 11))
     with pytest.raises(InputError, match=r"'indices': expected at most 2147482624 entries, s_q \* topk"):
         spec.read(many, 5)
+    with pytest.raises(InputError, match="'s_kv': expected with 12 entries fewer than 2147482624 in all"):
+        spec.read(INDICES, 2**31 - 1036)
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------
@@ -175,5 +179,4 @@ def test_mapped_calls_are_not_taken_for_queries(shape: tuple[int, ...]) -> None:
     indices = np.random.default_rng(0).integers(-1, 5, (4, *shape, 6), dtype=np.int32)
     mapped = jax.vmap(lambda each: mla.invert_indices(each, 5))(indices)
     for number in range(4):
-        for got, want in zip(mapped, cupymla.invert_indices(indices[number], 5), strict=True):
-            np.testing.assert_array_equal(np.asarray(got[number]), want)
+        np.testing.assert_array_equal(np.asarray(mapped[number]), cupymla.invert_indices(indices[number], 5))

@@ -529,7 +529,7 @@ def topk(
 
 def invert_indices(
     indices: Array | NDArray[Any], s_kv: int, *, topk_length: Array | NDArray[Any] | None = None,
-) -> tuple[Array, Array]:
+) -> Array:
     """List by token which top-k entries of the queries name it.
 
     `cupymla.invert_indices` for JAX arrays, traced or not; see there for the arguments.

@@ -478,7 +478,7 @@ def topk(
     """
 
 
-def invert_indices(indices: Tensor, s_kv: int, *, topk_length: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def invert_indices(indices: Tensor, s_kv: int, *, topk_length: Tensor | None = None) -> Tensor:
     """List by token which top-k entries of the queries name it.
 
     `cupymla.invert_indices` as a torch operator; see there for the arguments.

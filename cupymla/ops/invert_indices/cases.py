@@ -114,6 +114,6 @@ def flops(case: InvertCase) -> float:
 
 
 def bytes_moved(case: InvertCase) -> float:
-    """Every index read once, offsets and entries written."""
+    """Every index read once, lists written."""
     lengths = float(np.prod(case.row)) if case.lengths else 0.0
     return 4 * (2 * _entries(case) + lengths + (case.batch or 1) * (case.s_kv + 1))

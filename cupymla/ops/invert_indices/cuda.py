@@ -33,7 +33,6 @@ class Parameters(ctypes.Structure):
 
 def filled(views: Views, problem: Problem, results: Sequence[View]) -> Parameters:
     """The parameters of a call's launches, without addresses."""
-    offsets, entries = results
     made = Parameters(
         s_q=problem.s_q, s_kv=problem.s_kv, topk=problem.topk, topk_reciprocal=(2**32 - 1) // problem.topk
     )
@@ -41,7 +40,7 @@ def filled(views: Views, problem: Problem, results: Sequence[View]) -> Parameter
     lead = len(problem.lead) + 1
     made.indices_batch, made.indices_query = batched_strides(views.indices.strides[:lead], 2)
     set_strides(made, "topk_length", views.topk_length, ("batch", "query"))
-    made.offsets_batch, made.entries_batch = (batched_strides(view.strides, 2)[0] for view in (offsets, entries))
+    made.offsets_batch = made.entries_batch = batched_strides(results[0].strides, 2)[0]
     return made
 
 
@@ -75,7 +74,8 @@ class Binding(Launches):
         record = self._record
         record.indices = views.indices.ptr
         record.topk_length = None if views.topk_length is None else views.topk_length.ptr
-        record.offsets, record.entries = results
+        (record.offsets,) = results
+        record.entries = results[0] + (record.s_kv + 1) * 4
         record.scattered = workspace if self.workspace_bytes else None
 
 

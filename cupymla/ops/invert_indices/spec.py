@@ -19,8 +19,7 @@ class Views:
 
     indices: View
     topk_length: View | None = None
-    offsets: View | None = None
-    entries: View | None = None
+    lists: View | None = None
     workspace: View | None = None
 
 
@@ -35,7 +34,7 @@ class Options:
     s_kv: int = option(MISSING, Integer(0, MAX_EXTENT))
 
 
-ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("offsets", "entries"), has_workspace=True)
+ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("lists",), has_workspace=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,8 @@ class Problem:
 
     @property
     def results(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """Shape and dtype of offsets and entries."""
-        return ((*self.lead, self.s_kv + 1), "int32"), ((*self.lead, self.entries), "int32")
+        """Shape and dtype of lists."""
+        return (((*self.lead, self.s_kv + 1 + self.entries), "int32"),)
 
 
 def lead_and_queries(shape: tuple[Any, ...], lengths_rank: int | None) -> tuple[tuple[Any, ...], Any]:
@@ -94,8 +93,7 @@ def read(
     s_kv: Any,
     *,
     topk_length: Any = None,
-    offsets: Any = None,
-    entries: Any = None,
+    lists: Any = None,
     workspace: Any = None,
 ) -> tuple[Views, Problem]:
     """Check a call. Raises InputError."""
@@ -111,17 +109,18 @@ def read(
     topk = validation.extent(seen, "indices", -1, "entries of a query, topk", least=1, most=MAX_NAMED)
     if queries * topk > MAX_NAMED:
         raise validation.error("indices", f"at most {MAX_NAMED} entries, s_q * topk", queries * topk)
+    if options.s_kv + 1 > MAX_NAMED - queries * topk:
+        raise validation.error("s_kv", f"with {queries * topk} entries fewer than {MAX_NAMED} in all", options.s_kv)
     if lengths is not None:
         if lengths.shape != (*lead, queries):
             raise validation.error("topk_length", f"shape {[*lead, queries]}", list(lengths.shape))
         validation.check_layout(lengths, "topk_length", "free")
     problem = Problem(lead, queries, topk, options, seen.device)
-    (offsets_shape, _), (entries_shape, _) = problem.results
+    ((shape, _),) = problem.results
     views = Views(
         indices=seen,
         topk_length=lengths,
-        offsets=validation.shaped(offsets, "offsets", offsets_shape, ("int32",), "lists", output=True),
-        entries=validation.shaped(entries, "entries", entries_shape, ("int32",), "lists", output=True),
+        lists=validation.shaped(lists, "lists", shape, ("int32",), "lists", output=True),
         workspace=validation.workspace(workspace, seen),
     )
     validation.separate()
