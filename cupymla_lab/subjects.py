@@ -19,6 +19,9 @@ queries to count as the large problems that they are."""
 MOST_EMULATED_FLOPS = 7e9
 """What is larger runs in the emulator on a GPU for minutes, in each of its modes."""
 
+MOST_EMULATED_CTAS = 16384
+"""Of a grid: the model keeps about a megabyte of a GPU's memory for each."""
+
 
 class Subject(operators.Subject):
     """One operator, with its correctness cases among `cases`."""
@@ -36,7 +39,13 @@ class Subject(operators.Subject):
 def cases_run(subject: Subject, kernel: KernelEntry, emulated: bool) -> list[Case]:
     """The cases that a kernel can run on a GPU, or those of them that are not too large for one that emulates."""
     every = subject.cases_of(kernel)
-    return [case for case in every if not emulated or subject.cases.flops(case) <= MOST_EMULATED_FLOPS]
+    return [case for case in every if not emulated or not _is_too_large(subject, case)]
+
+
+def _is_too_large(subject: Subject, case: Case) -> bool:
+    """Whether the emulator would take too long for a case, or too much memory."""
+    most_ctas = getattr(subject.cases, "most_ctas", lambda case: 0)
+    return bool(subject.cases.flops(case) > MOST_EMULATED_FLOPS or most_ctas(case) > MOST_EMULATED_CTAS)
 
 
 def cheapest(subject: Subject, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:

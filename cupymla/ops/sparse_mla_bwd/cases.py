@@ -72,6 +72,11 @@ def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     return mla_cases.backward_inputs(case, seed, xp)
 
 
+def most_ctas(case: MlaCase) -> int:
+    """Of a launch, where these are many: `sum` has one for each row of kv."""
+    return case.s_kv * (case.batch or 1) if case.options.get("deterministic") else 0
+
+
 def flops(case: MlaCase) -> float:
     """All five products, over every entry."""
     return mla_cases.entries_flops(case, 3 * case.d_qk + 2 * D_V)

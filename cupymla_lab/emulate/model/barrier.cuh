@@ -114,47 +114,38 @@ __device__ __forceinline__ void polled(uint32_t barrier) {
 
 // Barriers counted in memory ----------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void begin_next(CountedBarrier& barrier, uint32_t generation) {
-  const uint32_t set = generation & 1;
-  *const_cast<volatile uint32_t*>(&barrier.votes[set]) = 0;
-  note_progress();
-}
+__device__ __forceinline__ uint32_t generation_of(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+__device__ __forceinline__ uint32_t arrived_of(uint64_t word) { return static_cast<uint32_t>(word & 0xffff); }
 
-__device__ __forceinline__ void publish_votes(CountedBarrier& barrier, uint32_t generation) {
-  const uint32_t set = generation & 1;
-  *const_cast<volatile uint32_t*>(&barrier.result[set]) = watched(barrier.votes[set]);
+// Begins the next generation where everybody has arrived. Several threads may come to that at once: all of them tell the
+// same result, which they have from `now`, and one of them begins.
+__device__ __forceinline__ bool begin_next(CountedBarrier& barrier, uint64_t now, uint32_t absent, uint32_t expected) {
+  if (arrived_of(now) + absent < expected) return false;
+  *const_cast<volatile uint32_t*>(&barrier.result[generation_of(now) & 1]) = static_cast<uint32_t>(now >> 16 & 0xffff);
   __threadfence();
+  const uint64_t next = static_cast<uint64_t>(generation_of(now) + 1) << 32;
+  if (atomicCAS(reinterpret_cast<unsigned long long*>(&barrier.word), now, next) != now) return false;
+  note_progress();
+  return true;
 }
 
 // Counts one arrival and returns the generation it belongs to; the last one begins the next. `absent` threads have
 // ended and count as arrived.
 __device__ __forceinline__ uint32_t arrive_at(CountedBarrier& barrier, bool vote, uint32_t absent, uint32_t expected,
                                               bool relaxed = false) {
-  auto* word = reinterpret_cast<unsigned long long*>(&barrier.word);
-  if (vote) atomicAdd(&barrier.votes[watched(barrier.word) >> 32 & 1], 1u);
+  const unsigned long long own = vote ? 0x10001ull : 1ull;
   __threadfence();
-  const uint64_t before = atomicAdd(word, 1ull);
-  const uint32_t generation = static_cast<uint32_t>(before >> 32);
-  races::meet(&barrier, generation, relaxed);
-  if (static_cast<uint32_t>(before) + 1 + absent >= expected) {
-    publish_votes(barrier, generation);
-    const uint64_t next = static_cast<uint64_t>(generation + 1) << 32;
-    if (atomicCAS(word, before + 1, next) == before + 1) begin_next(barrier, generation);
-  }
-  return generation;
+  const uint64_t before = atomicAdd(reinterpret_cast<unsigned long long*>(&barrier.word), own);
+  races::meet(&barrier, generation_of(before), relaxed);
+  begin_next(barrier, before + own, absent, expected);
+  return generation_of(before);
 }
 
 // Whether that generation has passed. It also passes when threads that it would wait for have ended.
 __device__ __forceinline__ bool passed(CountedBarrier& barrier, uint32_t generation, uint32_t absent,
                                        uint32_t expected) {
   const uint64_t now = watched(barrier.word);
-  if (static_cast<uint32_t>(now >> 32) != generation) return true;
-  if (static_cast<uint32_t>(now) + absent < expected) return false;
-  publish_votes(barrier, generation);
-  const uint64_t next = static_cast<uint64_t>(generation + 1) << 32;
-  if (atomicCAS(reinterpret_cast<unsigned long long*>(&barrier.word), now, next) != now) return false;
-  begin_next(barrier, generation);
-  return true;
+  return generation_of(now) != generation || begin_next(barrier, now, absent, expected);
 }
 
 // Lets others run while that generation has not passed.
@@ -177,7 +168,7 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
   const bool everybody = count == 0;
   const uint32_t expected = everybody ? block_threads() : count;
 #ifdef CUPYMLA_HOST_MACHINE
-  machine::look_at_barrier(*machine::current, id, watched(barrier.word) >> 32, expected, reduces);
+  machine::look_at_barrier(*machine::current, id, generation_of(watched(barrier.word)), expected, reduces);
 #endif
   const uint32_t generation = arrive_at(barrier, vote, everybody ? watched(home.exited) : 0, expected);
   if (!waits) {
@@ -188,7 +179,7 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
   while (!passed(barrier, generation, everybody ? watched(home.exited) : 0, expected)) {
     stop_if_asked();
     help(home);
-    if (out_of_patience(start)) fail(kHangNamedBarrier, site, id, watched(barrier.word) & 0xffffffffu, expected);
+    if (out_of_patience(start)) fail(kHangNamedBarrier, site, id, arrived_of(watched(barrier.word)), expected);
     rest_at(barrier, generation);
   }
   races::part(&barrier, generation);
@@ -222,7 +213,7 @@ __device__ __noinline__ void cluster_wait(uint32_t site) {
     stop_if_asked();
     help(own_cta());
     if (out_of_patience(start)) {
-      fail(kHangClusterBarrier, site, watched(first.cluster.word) & 0xffffffffu, expected);
+      fail(kHangClusterBarrier, site, arrived_of(watched(first.cluster.word)), expected);
     }
     rest_at(first.cluster, generation);
   }

@@ -112,11 +112,10 @@ struct Touch {
   uint64_t read;
 };
 
-// A barrier counted in memory. Generations alternate between two sets of votes.
+// A barrier counted in memory. Generations alternate between two results.
 struct CountedBarrier {
-  uint64_t word;  // generation << 32 | arrived
-  uint32_t votes[2];
-  uint32_t result[2];
+  uint64_t word;       // generation << 32 | votes for yes << 16 | arrived
+  uint32_t result[2];  // votes of a generation that is over
 };
 
 struct StoreEntry {
