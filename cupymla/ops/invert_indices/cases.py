@@ -23,8 +23,9 @@ class InvertCase(Case):
         s_kv: tokens.
         topk: entries of a query.
         batch: extent of the batch axis, None without one.
-        ids: "distinct": a query names no token twice, in ascending order; "random"; "few": three tokens, again and
-            again; "same": one token alone; "hostile": many that are no token, and the extremes of int32; "none".
+        ids: "distinct": a query names no token twice, in ascending order; "random"; "skewed": the lower the token the
+            more often; "few": three tokens, again and again; "same": one token alone; "hostile": many that are no
+            token, and the extremes of int32; "none".
         lengths: whether topk_length is given, some of it out of range.
         layout: "contiguous"; "padded": an element behind each row, so that rows begin at any multiple of 4 bytes;
             "strided": batch entries and queries with gaps, lengths with gaps; "singleton": with the axis of extent 1.
@@ -68,6 +69,8 @@ def _ids(case: InvertCase, rng: Any, xp: Any) -> Any:
         return xp.full(shape, -1, dtype=np.int32)
     if case.ids == "same":
         return xp.full(shape, case.s_kv - 1, dtype=np.int32)
+    if case.ids == "skewed":
+        return (rng.random(shape, dtype=np.float32) ** 4 * case.s_kv).astype(np.int32)
     most = 3 if case.ids == "few" else case.s_kv
     indices = rng.integers(0, min(most, case.s_kv), shape, dtype=np.int32)
     if case.ids == "hostile":
