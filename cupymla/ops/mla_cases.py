@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .. import tensor
 from .case import Case, on
-from .invert_indices.reference import invert_indices
+from .entry_lists import lists_by_token
 from .mla import D_V, SoftmaxOptions
 from .mla_reference import Selection, batched, causal_limit, numpy_dtype, select
 
@@ -153,7 +153,9 @@ def _lists(case: MlaCase, indices: Array, topk_length: Array | None, xp: Any) ->
     """Lists of all entries by token, where they are wanted."""
     if not case.wants_lists:
         return {}
-    lists = invert_indices(indices, case.s_kv, topk_length=topk_length)
+    lengths = None if topk_length is None else batched(topk_length, 2)
+    lists = lists_by_token(batched(indices, 3), case.s_kv, lengths)
+    lists = lists[0] if case.batch is None else lists
     if case.layout == "strided" and case.batch is not None:
         lists = np.concatenate((lists, np.full_like(lists[..., :3], -1)), -1)
     made: Any = on(xp, lists)

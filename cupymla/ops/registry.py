@@ -225,7 +225,6 @@ OPERATORS: tuple[OperatorEntry, ...] = (
             KernelEntry("invert_indices", "sm_90a", units=_units("invert_indices", "list")),
             KernelEntry("invert_indices", "sm_100f", first="sm_90", units=_units("invert_indices", "list")),
         ),
-        made_of=("sparse_mla_bwd",),
     ),
     # Named by the function whose results a call returns, as tests and benchmarks want it; writers store what it makes.
     OperatorEntry(

@@ -13,8 +13,8 @@ from plan_kit import CUDA, require_mirrored
 import cupymla
 from cupymla import arch
 from cupymla.errors import InputError, UnsupportedError
+from cupymla.ops import entry_lists
 from cupymla.ops.invert_indices import cuda, plan, spec
-from cupymla.ops.sparse_mla_bwd.paths import fixed_order
 from cupymla_lab.subjects import Subject
 
 Array = np.ndarray[Any, Any]
@@ -158,8 +158,8 @@ def test_grids_are_within_limits_and_ranges_within_shared_memory(
     for launch in made:
         assert launch.grid[1:] == (batch, 1) and 0 < launch.grid[0] < 2**31
     if made:
-        ranges, rest = divmod(made[0].grid[0], fixed_order.LIST_CTAS)
-        assert rest == 0 and ranges * fixed_order.MOST_RANGE_ROWS >= s_kv
+        ranges, rest = divmod(made[0].grid[0], entry_lists.LIST_CTAS)
+        assert rest == 0 and ranges * entry_lists.MOST_RANGE_ROWS >= s_kv
     if len(made) > 1:
         assert made[1].group_tokens == (1 if s_q * topk > plan.SHORT_LIST * s_kv else plan.WARPS)
         assert made[1].grid[0] <= max(1, -(-s_kv // made[1].group_tokens))

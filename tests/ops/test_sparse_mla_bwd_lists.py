@@ -17,8 +17,8 @@ from backward_plan_kit import HOPPER, ORDERED, planned
 
 from cupymla import arch
 from cupymla.launch import Geometry
+from cupymla.ops import entry_lists
 from cupymla.ops.sparse_mla_bwd import cuda, plan
-from cupymla.ops.sparse_mla_bwd.paths import fixed_order
 from cupymla_lab.emulate import MODES, Settings, load
 from cupymla_lab.emulate.host.memory import Arrays, Watcher
 
@@ -171,7 +171,7 @@ CASES = {
     "one token": Lists(9, 1, 530, named=1),
     "one range, few tokens named": Lists(4, 5000, 520, named=40),
     "rows of a CTA in several steps": Lists(2, 5000, 2048, lengths=(2048, 1500)),
-    "ranges as large as can be": Lists(2, 2 * fixed_order.MOST_RANGE_ROWS, 2048, ranges=2),
+    "ranges as large as can be": Lists(2, 2 * entry_lists.MOST_RANGE_ROWS, 2048, ranges=2),
 }
 
 
@@ -235,12 +235,12 @@ def test_indices_that_change_between_two_reads_do_no_harm(topk: int, ranges: int
     ],
 )
 def test_ranges_fill_the_machine_and_fit(kv_rows: int, chunks: int, multiprocessors: int, ranges: int) -> None:
-    assert fixed_order.list_ranges(kv_rows, chunks, multiprocessors) == ranges
+    assert entry_lists.list_ranges(kv_rows, chunks, multiprocessors) == ranges
     if ranges:
-        assert -(-kv_rows // ranges) <= fixed_order.MOST_RANGE_ROWS
+        assert -(-kv_rows // ranges) <= entry_lists.MOST_RANGE_ROWS
 
 
 def test_the_last_lists_have_more_ranges_where_they_are_of_fewer_chunks() -> None:
     chosen = planned(options=ORDERED, s_q=528 * 33, topk=2048, s_kv=8192)
     lists = [launch for launch in chosen.launches() if launch.stage == "list"]
-    assert [(launch.grid[0] // fixed_order.LIST_CTAS, launch.lists) for launch in lists] == [(1, 30), (5, 3)]
+    assert [(launch.grid[0] // entry_lists.LIST_CTAS, launch.lists) for launch in lists] == [(1, 30), (5, 3)]

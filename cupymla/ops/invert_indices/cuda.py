@@ -9,9 +9,9 @@ from ... import build, driver
 from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
+from ..entry_lists import MOST_RANGE_ROWS
 from ..gpu import Launches, Results, check_record
 from ..mla import batched_strides, set_strides
-from ..sparse_mla_bwd.paths.fixed_order import MOST_RANGE_ROWS
 from . import plan
 from .spec import Problem, Views
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import UnsupportedError
-from ..sparse_mla_bwd.paths.fixed_order import LIST_CTAS, list_ranges
+from ..entry_lists import LIST_CTAS, list_ranges
 from ..units import Unit
 from ..variants import BOTH, every, require_choice, require_target
 from .spec import OPERATOR, Problem

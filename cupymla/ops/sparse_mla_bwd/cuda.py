@@ -13,6 +13,7 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import View
 from ...tensormap import element_bytes, encoded
+from ..entry_lists import MOST_RANGE_ROWS
 from ..gpu import Launches, Results, check_record, tiles
 from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
@@ -21,7 +22,6 @@ from ..rows_in_order import list_strides
 from . import plan
 from .launches import ATTENDING, Launch, Stage
 from .paths.cluster import ROPE_COLUMNS
-from .paths.fixed_order import MOST_RANGE_ROWS
 from .sizes import group_word_bytes
 from .spec import OPERATOR, Problem, Views
 

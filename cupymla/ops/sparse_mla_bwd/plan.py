@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import UnsupportedError
+from ..entry_lists import LIST_CTAS, list_ranges
 from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..variants import BOTH, require_target
 from . import paths
 from .launches import Launch, Stage, Workspace
-from .paths import fixed_order
 from .paths.cluster import HEAD_TILE
 from .paths.path import CTA_HEADS, Path
 from .paths.two_phase import TwoPhase
@@ -159,8 +159,8 @@ class Plan:
             if self.queries > 1:
                 yield Launch("merge", end - listed, listed, end)
             elif not self.problem.has_lists:
-                ranges = fixed_order.list_ranges(self.kv_rows, lists, self.multiprocessors)
-                yield Launch("list", ranges * fixed_order.LIST_CTAS, listed, end, lists)
+                ranges = list_ranges(self.kv_rows, lists, self.multiprocessors)
+                yield Launch("list", ranges * LIST_CTAS, listed, end, lists)
             for number in range(lists):
                 first = listed + number * self.chunk
                 last = min(first + self.chunk, end)

@@ -39,16 +39,6 @@ MAX_LISTS = 65535
 MANY_LISTS_ARCHS = ("sm_90a",)
 """Targets whose kernels list the entries of several chunks at once."""
 
-LIST_CTAS = 8
-"""CTAs of a cluster, which lists a chunk's entries of a range of kv's rows: as `kListCtas` in
-cuda/sparse_mla_bwd/entry_lists.cuh."""
-
-MOST_RANGE_ROWS = 24576
-"""Rows of a range at most, as `kMostRangeRows` there."""
-
-LEAST_RANGE_ROWS = 64
-"""Rows that a range has for each of them, where there could be more ranges."""
-
 _SPARE_BYTES = 1024  # of lists, each of which begins at a multiple of 256 bytes
 
 
@@ -96,13 +86,6 @@ def lists(problem: Problem, chunk: int, queries: int, arch_name: str) -> int:
         each = 4 * (chunk * shared.topk + all_kv_rows(problem))
     chunks = -(-all_query_groups(problem, queries) // chunk)
     return max(1, min(chunks, MAX_LISTS, sizes.LIST_BYTES // max(each, 1)))
-
-
-def list_ranges(kv_rows: int, chunks: int, multiprocessors: int) -> int:
-    """In how many ranges of rows the entries of so many chunks are listed: about a CTA to each multiprocessor, since
-    the more ranges there are the fewer entries each CTA places, and the more often they are all read."""
-    ranges = multiprocessors // (LIST_CTAS * chunks)
-    return max(min(ranges, -(-kv_rows // LEAST_RANGE_ROWS)), -(-kv_rows // MOST_RANGE_ROWS))
 
 
 def further_lists_limit(problem: Problem, smallest_chunk: int, queries: int, arch_name: str) -> int:
