@@ -4,6 +4,7 @@
 #include "../../common/grid_dependency.cuh"
 #include "../../common/indexer_score.cuh"
 #include "../../common/matrix.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/store_if.cuh"
 #include "work.cuh"
@@ -63,16 +64,18 @@ struct Consumer {
 
   static constexpr uint32_t kNone = Config::kQueryBuffers;
 
+  // Queries that a lane writes are this far apart.
+  static constexpr int kQueryStride = Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? 2 : 1;
+
   // A bit for each query of the query tile, from this lane's first one on.
   using Queries = conditional_t<Config::kQueries <= 32, uint32_t, uint64_t>;
   static constexpr Queries kAllQueries = ~Queries{0} >> (sizeof(Queries) * 8 - Config::kQueries);
 
   // Where this lane's sums of a key tile go.
   struct Target {
-    float* logits;    // of `own_query` of the query tile, and this lane's key
+    float* next;      // score of the next query that this lane comes to, and its key
     float k_scale;
-    Queries seen;     // queries that see the key
-    Queries written;  // that this lane writes
+    Queries written;  // queries that see the key, and that this lane writes
   };
 
   __device__ __forceinline__ void run() {
@@ -82,7 +85,7 @@ struct Consumer {
     Sums sums = {};
     // Of the tile whose last group is still to be summed, and its last two to be written, in the query buffer `held`.
     // Where there is none, nothing is written.
-    Target before{params.logits, 1.0f, 0, 0};
+    Target before{params.logits, 1.0f, 0};
     uint32_t held = kNone;
     // Before the first score is written: a selection may still read those that were there. What is loaded was there
     // before the call.
@@ -117,7 +120,7 @@ struct Consumer {
       const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffer][0]), 0));
 
       for (; tile < end; tile += Config::kConsumers) {
-        const Target target = make_target(run.batch, buffer, tile, logits, queries);
+        Target target = make_target(run.batch, buffer, tile, logits, queries);
         load_keys(use);
 #pragma unroll
         for (int group = 0; group < Config::kGroups; ++group) {
@@ -202,7 +205,7 @@ struct Consumer {
   __device__ __forceinline__ Target make_target(int32_t batch, uint32_t buffer, int32_t tile, float* logits,
                                                 int32_t queries) const {
     const int32_t key = tile * Config::kKeyRows + own_key;
-    Target target{logits + own_query * params.logits_query + key, 1.0f, kAllQueries, 0};
+    Target target{logits + own_query * params.logits_query + key, 1.0f, 0};
     if (key < params.keys) {
       if (params.k_scale != nullptr) {
         target.k_scale = params.k_scale[batch * params.k_scale_batch + key * params.k_scale_key];
@@ -213,13 +216,18 @@ struct Consumer {
     }
     const Bounds all = storage.all[buffer];
     if (all.begin > tile * Config::kKeyRows || (tile + 1) * Config::kKeyRows > all.end) {
-      target.seen = 0;
+      // What is not seen is written here, once for the tile, so that no other score is looked at for it.
+      Queries seen = 0;
 #pragma unroll 1
-      for (int query = 0; query < Config::kQueries; ++query) {
-        const Bounds bounds = storage.bounds[buffer][query];
-        if (bounds.begin <= key && key < bounds.end) target.seen |= Queries{1} << query;
+      for (int query = 0; query + own_query < Config::kQueries; query += kQueryStride) {
+        const Bounds bounds = storage.bounds[buffer][query + own_query];
+        if (bounds.begin <= key && key < bounds.end) {
+          seen |= Queries{1} << query;
+        } else if (target.written >> query & 1u) {
+          target.next[query * params.logits_query] = negative_infinity();
+        }
       }
-      target.seen >>= own_query;
+      target.written &= seen;
     }
     return target;
   }
@@ -267,7 +275,7 @@ struct Consumer {
   }
 
   // Adds what four lanes have, and writes the scores.
-  __device__ __forceinline__ void write(const Sums& sums, const Target& target, int group) const {
+  __device__ __forceinline__ void write(const Sums& sums, Target& target, int group) const {
     const int quad_lane = lane % 4;
     const int first = group * Config::kGroupQueries;
     if constexpr (Config::kRowTiles == 2) {
@@ -288,11 +296,14 @@ struct Consumer {
     }
   }
 
-  // `query`: in the query tile, from this lane's first one on.
-  __device__ __forceinline__ void write_score(float sum, const Target& target, int query) const {
-    const float scaled = __fmul_rn(sum, target.k_scale);
-    store_if((target.written >> query & 1u) != 0, target.logits + query * params.logits_query,
-             (target.seen >> query & 1u) != 0 ? scaled : negative_infinity());
+  // `query`: in the query tile, from this lane's first one on. Queries come in order.
+  __device__ __forceinline__ void write_score(float sum, Target& target, int query) const {
+    // One bit as it stands in its word: a test of it is one instruction.
+    const uint32_t word = static_cast<uint32_t>(target.written >> (query & 32));
+    store_if(word & 1u << query % 32, target.next, __fmul_rn(sum, target.k_scale));
+    target.next += kQueryStride * params.logits_query;
+    // Unseen by the compiler, which would make each address anew from the first one.
+    make_opaque(target.next);
   }
 };
 
