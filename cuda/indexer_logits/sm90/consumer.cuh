@@ -4,6 +4,7 @@
 #include "../../common/grid_dependency.cuh"
 #include "../../common/indexer_score.cuh"
 #include "../../common/matrix.cuh"
+#include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/store_if.cuh"
@@ -18,6 +19,11 @@ struct Consumer {
   using Scores = float[Config::kRowTiles][Config::kScores];
   // A lane's sums over its heads, two of each eight, for its two keys of a row tile. Four lanes have all heads.
   using Sums = float[Config::kGroupQueries][Config::kRowTiles][2];
+
+  // What four lanes have of the sums of this lane's key, where they come by way of shared memory.
+  struct Parts {
+    float4 of[Config::kThroughShared ? Config::kGroupQueries : 1];
+  };
 
   // A lane's weights of a group of queries.
   struct Weights {
@@ -53,6 +59,11 @@ struct Consumer {
   const int own_key;
   const int own_query;
 
+  // Where this lane stores a row of four lanes' sums, and where it finds those of its own key. Row r of eight is at
+  // place r + 2j of the sums j of four: so neither eight lanes that store nor eight that load meet in a bank.
+  const uint32_t sums_row;
+  const uint32_t own_sums;
+
   uint32_t keys[Config::kRowTiles][Config::kSteps][4];
 
   __device__ __forceinline__ Consumer(Storage& storage, const Parameters& params, int warpgroup_idx)
@@ -60,7 +71,9 @@ struct Consumer {
         params(params),
         warpgroup_idx(warpgroup_idx),
         own_key(warp * 16 + lane / 4 + (lane & 1) * 8 + (Config::kRowTiles == 2 ? (lane & 2) * 32 : 0)),
-        own_query(Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? lane / 2 % 2 : 0) {}
+        own_query(Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? lane / 2 % 2 : 0),
+        sums_row(sums_place(lane / 8, lane % 8)),
+        own_sums(sums_place(lane % 4, lane / 4)) {}
 
   static constexpr uint32_t kNone = Config::kQueryBuffers;
 
@@ -99,9 +112,12 @@ struct Consumer {
       if (tile >= end) {
         // The buffer that is held may be the one that the next run waits for.
         if (held != kNone) {
-          write(sums, before, Config::kGroups - 2);
+          Parts parts;
+          hand_out(sums, parts, Config::kGroups - 2);
+          write(sums, parts, before, Config::kGroups - 2);
           sum_heads(scores[1], Weights(storage, held, Config::kGroups - 1, lane), sums);
-          write(sums, before, Config::kGroups - 1);
+          hand_out(sums, parts, Config::kGroups - 1);
+          write(sums, parts, before, Config::kGroups - 1);
           before.written = 0;
           free_queries(held);
           held = kNone;
@@ -130,9 +146,11 @@ struct Consumer {
           const Weights weights(storage, group == 0 ? held : buffer, last, lane);
           issue(scores[group % 2], heads, group);
           if (group == 0) free_keys(use++);
+          Parts parts;
+          hand_out(sums, parts, older);
           sm90::wgmma_wait<1>();
           fence_operands(scores[last % 2]);
-          write(sums, group < 2 ? before : target, older);
+          write(sums, parts, group < 2 ? before : target, older);
           sum_heads(scores[last % 2], weights, sums);
           if (group == 0 && held != buffer) {
             free_queries(held);
@@ -148,6 +166,11 @@ struct Consumer {
   }
 
  private:
+  __device__ __forceinline__ uint32_t sums_place(int number, int row) const {
+    if constexpr (!Config::kThroughShared) return 0;
+    return smem_address(storage.sums[warpgroup_idx * 4 + warp].of) + number * 128 + (row + 2 * number) % 8 * 16;
+  }
+
   static __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
     if constexpr (Config::kSpan == 64) return sm90::swizzle_64_k_major_descriptor(address);
     return sm90::k_major_descriptor(address);
@@ -274,11 +297,35 @@ struct Consumer {
     }
   }
 
+  // Hands a group's sums out to the lanes that write them, where that is done by way of shared memory.
+  __device__ __forceinline__ void hand_out(const Sums& sums, Parts& parts, int group) const {
+    if constexpr (Config::kThroughShared) {
+      const uint32_t buffer = group % Config::kSumBuffers * Config::kGroupQueries * 512;
+#pragma unroll
+      for (int query = 0; query < Config::kGroupQueries; ++query) {
+        store_matrix_x4(sums_row + buffer + query * 512, __float_as_uint(sums[query][0][0]),
+                        __float_as_uint(sums[query][0][1]), __float_as_uint(sums[query][1][0]),
+                        __float_as_uint(sums[query][1][1]));
+      }
+      __syncwarp();
+#pragma unroll
+      for (int query = 0; query < Config::kGroupQueries; ++query) {
+        parts.of[query] = load_shared_float4(own_sums + buffer + query * 512);
+      }
+    }
+  }
+
   // Adds what four lanes have, and writes the scores.
-  __device__ __forceinline__ void write(const Sums& sums, Target& target, int group) const {
+  __device__ __forceinline__ void write(const Sums& sums, const Parts& parts, Target& target, int group) const {
     const int quad_lane = lane % 4;
     const int first = group * Config::kGroupQueries;
-    if constexpr (Config::kRowTiles == 2) {
+    if constexpr (Config::kThroughShared) {
+#pragma unroll
+      for (int query = 0; query < Config::kGroupQueries; ++query) {
+        const float4 four = parts.of[query];
+        write_score(__fadd_rn(__fadd_rn(four.x, four.y), __fadd_rn(four.z, four.w)), target, first + query);
+      }
+    } else if constexpr (Config::kRowTiles == 2) {
 #pragma unroll
       for (int query = 0; query < Config::kGroupQueries; ++query) {
         const float four[4] = {sums[query][0][0], sums[query][0][1], sums[query][1][0], sums[query][1][1]};

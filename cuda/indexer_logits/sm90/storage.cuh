@@ -73,6 +73,11 @@ struct alignas(1024) Storage {
 
   // In the order in which lanes take them: see `weight_place`.
   alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
+  // Of a consumer's warp: what four lanes have of the sums of a group, 16 bytes for each key.
+  struct alignas(16) WarpSums {
+    uint8_t of[ThisConfig::kThroughShared ? ThisConfig::kSumBuffers * ThisConfig::kGroupQueries * 512 : 16];
+  };
+  WarpSums sums[ThisConfig::kThroughShared ? ThisConfig::kConsumers * 4 : 1];
   Bounds bounds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
   Bounds all[ThisConfig::kQueryBuffers];  // keys that all of them see
   Run runs[ThisConfig::kQueryBuffers];
