@@ -56,13 +56,15 @@ struct Consumer {
   const int lane = static_cast<int>(threadIdx.x % 32);
   // Sums are handed out four to four lanes: this lane's key in a tile is always the same, and its query in a group the
   // first, or where there is one row tile the first or the second.
-  const int own_key;
+  int own_key;
   const int own_query;
 
   // Where this lane stores a row of four lanes' sums, and where it finds those of its own key. Row r of eight is at
   // place r + 2j of the sums j of four: so neither eight lanes that store nor eight that load meet in a bank.
-  const uint32_t sums_row;
-  const uint32_t own_sums;
+  uint32_t sums_row;
+  uint32_t own_sums;
+  // Where this lane's first row of a fragment of keys is in a stage.
+  uint32_t own_fragment;
 
   uint32_t keys[Config::kRowTiles][Config::kSteps][4];
 
@@ -73,7 +75,11 @@ struct Consumer {
         own_key(warp * 16 + lane / 4 + (lane & 1) * 8 + (Config::kRowTiles == 2 ? (lane & 2) * 32 : 0)),
         own_query(Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? lane / 2 % 2 : 0),
         sums_row(sums_place(lane / 8, lane % 8)),
-        own_sums(sums_place(lane % 4, lane / 4)) {}
+        own_sums(sums_place(lane % 4, lane / 4)),
+        own_fragment(swizzle(warp * 16 + lane % 16, lane / 16)) {
+    // Unseen by the compiler, which would work them out anew for each key tile.
+    make_opaque(own_key), make_opaque(sums_row), make_opaque(own_sums), make_opaque(own_fragment);
+  }
 
   static constexpr uint32_t kNone = Config::kQueryBuffers;
 
@@ -166,6 +172,10 @@ struct Consumer {
   }
 
  private:
+  static __device__ __forceinline__ uint32_t swizzle(uint32_t row, uint32_t chunk) {
+    return Config::kSpan == 64 ? swizzle_64(row, chunk) : swizzle_128(row, chunk);
+  }
+
   __device__ __forceinline__ uint32_t sums_place(int number, int row) const {
     if constexpr (!Config::kThroughShared) return 0;
     return smem_address(storage.sums[warpgroup_idx * 4 + warp].of) + number * 128 + (row + 2 * number) % 8 * 16;
@@ -206,14 +216,13 @@ struct Consumer {
     const uint32_t base = smem_address(storage.k[stage][0]);
 #pragma unroll
     for (int tile = 0; tile < Config::kRowTiles; ++tile) {
-      const uint32_t row = tile * 64 + warp * 16 + lane % 16;
 #pragma unroll
       for (int step = 0; step < Config::kSteps; ++step) {
         constexpr int kSpanSteps = Config::kSpan / 32;
-        const uint32_t chunk = step % kSpanSteps * 2 + lane / 16;
-        const uint32_t column = base + step / kSpanSteps * static_cast<uint32_t>(sizeof(storage.k[0][0]));
+        const uint32_t column = step / kSpanSteps * static_cast<uint32_t>(sizeof(storage.k[0][0]));
+        // 64 rows are whole swizzle atoms, and a step is a bit of the chunk: bases are multiples of an atom.
         load_matrix_x4(keys[tile][step],
-                       column + (Config::kSpan == 64 ? swizzle_64(row, chunk) : swizzle_128(row, chunk)));
+                       ((base + own_fragment) ^ step % kSpanSteps * 32) + column + tile * 64 * Config::kSpan);
       }
     }
   }
