@@ -141,8 +141,12 @@ struct Consumer {
       // The same in all lanes: computed once per warp.
       const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffer][0]), 0));
 
+      Target target = make_target(run.batch, tile, logits, queries);
+      const Bounds all = storage.all[buffer];
       for (; tile < end; tile += Config::kConsumers) {
-        Target target = make_target(run.batch, buffer, tile, logits, queries);
+        if (all.begin > tile * Config::kKeyRows || (tile + 1) * Config::kKeyRows > all.end) {
+          fill_unseen(target, buffer, tile);
+        }
         load_keys(use);
 #pragma unroll
         for (int group = 0; group < Config::kGroups; ++group) {
@@ -163,10 +167,12 @@ struct Consumer {
             held = buffer;
           }
         }
+        before = target;
+        // Where the next tile's scores go: of a tile that is not there, nothing is read that is not.
+        target = make_target(run.batch, tile + Config::kConsumers, logits, queries);
         // The last group's product reads the keys: the next ones have to wait for it, its sums have not.
         sm90::wgmma_wait<0>();
         fence_operands(scores[1]);
-        before = target;
       }
     }
   }
@@ -234,8 +240,7 @@ struct Consumer {
     if (lane == 0) storage.k_free[key_stage(use, warpgroup_idx)].arrive();
   }
 
-  __device__ __forceinline__ Target make_target(int32_t batch, uint32_t buffer, int32_t tile, float* logits,
-                                                int32_t queries) const {
+  __device__ __forceinline__ Target make_target(int32_t batch, int32_t tile, float* logits, int32_t queries) const {
     const int32_t key = tile * Config::kKeyRows + own_key;
     Target target{logits + own_query * params.logits_query + key, 1.0f, 0};
     if (key < params.keys) {
@@ -246,22 +251,23 @@ struct Consumer {
       const bool one_query = Config::kRowTiles == 1 && Config::kGroupQueries == 1;
       if (!one_query || lane % 4 < 2) target.written = kAllQueries >> (Config::kQueries - queries) >> own_query;
     }
-    const Bounds all = storage.all[buffer];
-    if (all.begin > tile * Config::kKeyRows || (tile + 1) * Config::kKeyRows > all.end) {
-      // What is not seen is written here, once for the tile, so that no other score is looked at for it.
-      Queries seen = 0;
-#pragma unroll 1
-      for (int query = 0; query + own_query < Config::kQueries; query += kQueryStride) {
-        const Bounds bounds = storage.bounds[buffer][query + own_query];
-        if (bounds.begin <= key && key < bounds.end) {
-          seen |= Queries{1} << query;
-        } else if (target.written >> query & 1u) {
-          target.next[query * params.logits_query] = negative_infinity();
-        }
-      }
-      target.written &= seen;
-    }
     return target;
+  }
+
+  // Fills what queries do not see of a tile that some see: no other score is looked at for it.
+  __device__ __forceinline__ void fill_unseen(Target& target, uint32_t buffer, int32_t tile) const {
+    const int32_t key = tile * Config::kKeyRows + own_key;
+    Queries seen = 0;
+#pragma unroll 1
+    for (int query = 0; query + own_query < Config::kQueries; query += kQueryStride) {
+      const Bounds bounds = storage.bounds[buffer][query + own_query];
+      if (bounds.begin <= key && key < bounds.end) {
+        seen |= Queries{1} << query;
+      } else if (target.written >> query & 1u) {
+        target.next[query * params.logits_query] = negative_infinity();
+      }
+    }
+    target.written &= seen;
   }
 
   // Issues the products of the keys with the heads of a group of queries.
