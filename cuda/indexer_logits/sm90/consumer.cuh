@@ -30,7 +30,7 @@ struct Consumer {
     static constexpr int kQueryWeights = Config::kHeads / 4;
     float of[Config::kGroupQueries][kQueryWeights];
 
-    __device__ __forceinline__ Weights(const Storage& storage, uint32_t buffer, int group, int lane) {
+    __device__ __forceinline__ void load(const Storage& storage, uint32_t buffer, int group, int lane) {
       const float* weights = storage.weights[buffer] + group * Config::kColumns;
 #pragma unroll
       for (int query = 0; query < Config::kGroupQueries; ++query) {
@@ -77,8 +77,11 @@ struct Consumer {
         sums_row(sums_place(lane / 8, lane % 8)),
         own_sums(sums_place(lane % 4, lane / 4)),
         own_fragment(swizzle(warp * 16 + lane % 16, lane / 16)) {
-    // Unseen by the compiler, which would work them out anew for each key tile.
-    make_opaque(own_key), make_opaque(sums_row), make_opaque(own_sums), make_opaque(own_fragment);
+    // From where the compiler cannot work them out anew for each key tile.
+    own_fragment = __shfl_sync(0xffffffffu, own_fragment, lane);
+    sums_row = __shfl_sync(0xffffffffu, sums_row, lane);
+    own_sums = __shfl_sync(0xffffffffu, own_sums, lane);
+    own_key = __shfl_sync(0xffffffffu, own_key, lane);
   }
 
   static constexpr uint32_t kNone = Config::kQueryBuffers;
@@ -102,6 +105,7 @@ struct Consumer {
     uint32_t use = 0;  // of this consumer's stages
     Scores scores[2] = {};
     Sums sums = {};
+    hand_out(sums, Config::kGroups - 2);
     // Of the tile whose last group is still to be summed, and its last two to be written, in the query buffer `held`.
     // Where there is none, nothing is written.
     Target before{params.logits, 1.0f, 0};
@@ -119,10 +123,13 @@ struct Consumer {
         // The buffer that is held may be the one that the next run waits for.
         if (held != kNone) {
           Parts parts;
-          hand_out(sums, parts, Config::kGroups - 2);
+          take_in(parts, Config::kGroups - 2);
           write(sums, parts, before, Config::kGroups - 2);
-          sum_heads(scores[1], Weights(storage, held, Config::kGroups - 1, lane), sums);
-          hand_out(sums, parts, Config::kGroups - 1);
+          Weights weights;
+          weights.load(storage, held, Config::kGroups - 1, lane);
+          sum_heads(scores[1], weights, sums);
+          hand_out(sums, Config::kGroups - 1);
+          take_in(parts, Config::kGroups - 1);
           write(sums, parts, before, Config::kGroups - 1);
           before.written = 0;
           free_queries(held);
@@ -141,7 +148,8 @@ struct Consumer {
       // The same in all lanes: computed once per warp.
       const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffer][0]), 0));
 
-      Target target = make_target(run.batch, tile, logits, queries);
+      const int32_t batch = run.batch;
+      Target target = make_target(batch, tile, logits, queries);
       const Bounds all = storage.all[buffer];
       for (; tile < end; tile += Config::kConsumers) {
         if (all.begin > tile * Config::kKeyRows || (tile + 1) * Config::kKeyRows > all.end) {
@@ -152,12 +160,18 @@ struct Consumer {
         for (int group = 0; group < Config::kGroups; ++group) {
           const int last = (group + Config::kGroups - 1) % Config::kGroups;
           const int older = (group + 2 * Config::kGroups - 2) % Config::kGroups;
-          // Loads of weights are under way while the products are issued.
-          const Weights weights(storage, group == 0 ? held : buffer, last, lane);
+          // Loads of weights are under way while the products are issued. A tile's first products come before them:
+          // until these are issued, this consumer has none under way, and sums would be moved up between them.
+          Weights weights;
+          if (group > 0) weights.load(storage, buffer, last, lane);
           issue(scores[group % 2], heads, group);
-          if (group == 0) free_keys(use++);
+          if (group == 0) {
+            free_keys(use++);
+            weights.load(storage, held, last, lane);
+          }
           Parts parts;
-          hand_out(sums, parts, older);
+          if (group > 0) hand_out(sums, older);
+          take_in(parts, older);
           sm90::wgmma_wait<1>();
           fence_operands(scores[last % 2]);
           write(sums, parts, group < 2 ? before : target, older);
@@ -169,7 +183,9 @@ struct Consumer {
         }
         before = target;
         // Where the next tile's scores go: of a tile that is not there, nothing is read that is not.
-        target = make_target(run.batch, tile + Config::kConsumers, logits, queries);
+        target = make_target(batch, tile + Config::kConsumers, logits, queries);
+        // Here, so that these sums do not wait for the last group's product.
+        hand_out(sums, Config::kGroups - 2);
         // The last group's product reads the keys: the next ones have to wait for it, its sums have not.
         sm90::wgmma_wait<0>();
         fence_operands(scores[1]);
@@ -312,16 +328,25 @@ struct Consumer {
     }
   }
 
-  // Hands a group's sums out to the lanes that write them, where that is done by way of shared memory.
-  __device__ __forceinline__ void hand_out(const Sums& sums, Parts& parts, int group) const {
+  static __device__ __forceinline__ uint32_t sums_buffer(int group) {
+    return group % Config::kSumBuffers * Config::kGroupQueries * 512;
+  }
+
+  // A group's sums go to the lanes that write them by way of shared memory, where that is so: out, and in.
+  __device__ __forceinline__ void hand_out(const Sums& sums, int group) const {
     if constexpr (Config::kThroughShared) {
-      const uint32_t buffer = group % Config::kSumBuffers * Config::kGroupQueries * 512;
+      const uint32_t buffer = sums_buffer(group);
 #pragma unroll
       for (int query = 0; query < Config::kGroupQueries; ++query) {
         store_matrix_x4(sums_row + buffer + query * 512, __float_as_uint(sums[query][0][0]),
                         __float_as_uint(sums[query][0][1]), __float_as_uint(sums[query][1][0]),
                         __float_as_uint(sums[query][1][1]));
       }
+    }
+  }
+  __device__ __forceinline__ void take_in(Parts& parts, int group) const {
+    if constexpr (Config::kThroughShared) {
+      const uint32_t buffer = sums_buffer(group);
       __syncwarp();
 #pragma unroll
       for (int query = 0; query < Config::kGroupQueries; ++query) {
