@@ -182,8 +182,8 @@ struct Consumer {
           }
         }
         before = target;
-        // Where the next tile's scores go: of a tile that is not there, nothing is read that is not.
-        target = make_target(batch, tile + Config::kConsumers, logits, queries);
+        // Where the next tile's scores go.
+        target = make_target(batch, min(tile + Config::kConsumers, end - 1), logits, queries);
         // Here, so that these sums do not wait for the last group's product.
         hand_out(sums, Config::kGroups - 2);
         // The last group's product reads the keys: the next ones have to wait for it, its sums have not.
