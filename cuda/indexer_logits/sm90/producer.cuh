@@ -89,6 +89,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
     if (lane == 0) {
       storage.all[buffer] = all;
       storage.runs[buffer] = run;
+      storage.run_full[buffer].arrive();
       storage.q_full[buffer].arrive_and_expect(is_scored ? sizeof(storage.q[buffer]) : 0);
       if (is_scored) {
         for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
@@ -104,6 +105,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
   storage.q_free[buffers.stage].wait(buffers.free());
   if (lane == 0) {
     storage.runs[buffers.stage] = Run{-1};
+    storage.run_full[buffers.stage].arrive();
     storage.q_full[buffers.stage].arrive_and_expect(0);
   }
   storage.q_full[buffers.stage].arrive();
@@ -113,7 +115,8 @@ __device__ __forceinline__ void load_keys(Storage& storage, const Parameters& pa
   Ring<ThisConfig::kQueryBuffers> buffers;
   uint32_t uses = 0;  // eight bits for each consumer
   for (;; buffers.advance()) {
-    storage.q_full[buffers.stage].wait(buffers.full);
+    // Not for the heads and weights of the run: the first keys come together with them.
+    storage.run_full[buffers.stage].wait(buffers.full);
     const Run run = storage.runs[buffers.stage];
     if (run.batch < 0) break;
     storage.q_free[buffers.stage].arrive();
