@@ -83,6 +83,11 @@ struct Config : Shape<kTypeArg, kDArg, kHeadsArg>::Warpgroups {
   static constexpr int kQueryBuffers = 2;
   static constexpr int kWeightLoads = ThisShape::kManyLoads ? 8 : 2;  // of a lane, at a time
 
+  // Sums of four lanes are handed out by way of shared memory: a store and a load instead of three shuffles and six
+  // selects. Two groups have places, so that one is stored while other lanes still load of the one before.
+  static constexpr bool kThroughShared = kRowTiles == 2 && kGroupQueries <= 2;
+  static constexpr int kSumBuffers = 2;
+
   static constexpr int kKeyTileBytes = kKeyRows * kRowBytes;
   static constexpr int kOwnStages = 65536 / kKeyTileBytes / kConsumers >= 2 ? 2 : 1;  // of a consumer
   static constexpr int kKeyStages = kOwnStages * kConsumers;

@@ -14,6 +14,7 @@ namespace cupymla::indexer_logits {
 
 __device__ __forceinline__ void init_barriers(Storage& storage) {
   for (int buffer = 0; buffer < ThisConfig::kQueryBuffers; ++buffer) {
+    storage.run_full[buffer].init(1);
     storage.q_full[buffer].init(32 + 1);
     storage.q_free[buffer].init(ThisConfig::kWarpgroup * ThisConfig::kConsumers + 1);
   }

@@ -1,6 +1,7 @@
 // The warps that load: one query tiles with weights and visible keys, one key tiles.
 #pragma once
 
+#include "../../common/memory.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/tma.cuh"
 #include "work.cuh"
@@ -22,6 +23,18 @@ __device__ __forceinline__ void load_weights(float* to, const Parameters& params
   const float* scales = params.q_scale + (own_query * params.q_scale_query + own_head * params.q_scale_head);
   weights += own_weight * (kBf16 ? 2 : 4);
   const int32_t queries = params.queries - run.first_query() - own_query, heads = params.heads - own_head;
+  // What does not come at the first time is brought into L2 meanwhile, 32 weights a lane.
+#pragma unroll 1
+  for (int first = 32 * (kAtATime + lane); first < kAll; first += 32 * 32) {
+    const int query = first / kHeads, head = first % kHeads;
+    if (query >= params.queries - run.first_query() || head >= params.heads) continue;
+    const int64_t at = run.batch * params.weights_batch + (run.first_query() + query) * params.weights_query +
+                       head * params.weights_head;
+    const int64_t scale_at = run.batch * params.q_scale_batch + (run.first_query() + query) * params.q_scale_query +
+                             head * params.q_scale_head;
+    prefetch_l2(params.weights + at * (kBf16 ? 2 : 4));
+    if (params.q_scale != nullptr) prefetch_l2(params.q_scale + scale_at);
+  }
 #pragma unroll 1
   for (int first = 0; first < kAll; first += 32 * kAtATime) {
     float weight[kAtATime], scale[kAtATime];
@@ -89,6 +102,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
     if (lane == 0) {
       storage.all[buffer] = all;
       storage.runs[buffer] = run;
+      storage.run_full[buffer].arrive();
       storage.q_full[buffer].arrive_and_expect(is_scored ? sizeof(storage.q[buffer]) : 0);
       if (is_scored) {
         for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
@@ -104,6 +118,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
   storage.q_free[buffers.stage].wait(buffers.free());
   if (lane == 0) {
     storage.runs[buffers.stage] = Run{-1};
+    storage.run_full[buffers.stage].arrive();
     storage.q_full[buffers.stage].arrive_and_expect(0);
   }
   storage.q_full[buffers.stage].arrive();
@@ -113,7 +128,8 @@ __device__ __forceinline__ void load_keys(Storage& storage, const Parameters& pa
   Ring<ThisConfig::kQueryBuffers> buffers;
   uint32_t uses = 0;  // eight bits for each consumer
   for (;; buffers.advance()) {
-    storage.q_full[buffers.stage].wait(buffers.full);
+    // Not for the heads and weights of the run: the first keys come together with them.
+    storage.run_full[buffers.stage].wait(buffers.full);
     const Run run = storage.runs[buffers.stage];
     if (run.batch < 0) break;
     storage.q_free[buffers.stage].arrive();

@@ -2,8 +2,9 @@
 //
 // barrier      | arrivals                              | who waits        | what it says
 // -------------+---------------------------------------+------------------+-------------------------------------------
-// q_full[b]    | 32 lanes of the query warp, and one   | consumers, key   | a run, its heads, weights and visible keys
-//              | again with TMA's bytes                | warp             | are in buffer b
+// run_full[b]  | one lane of the query warp            | key warp         | a run is in buffer b, its heads may not be
+// q_full[b]    | 32 lanes of the query warp, and one   | consumers        | a run, its heads, weights and visible keys
+//              | again with TMA's bytes                |                  | are in buffer b
 // q_free[b]    | 256 consumer threads, the key warp    | query warp       | buffer b may be refilled
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
@@ -73,6 +74,11 @@ struct alignas(1024) Storage {
 
   // In the order in which lanes take them: see `weight_place`.
   alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
+  // Of a consumer's warp: what four lanes have of the sums of a group, 16 bytes for each key.
+  struct alignas(16) WarpSums {
+    uint8_t of[ThisConfig::kThroughShared ? ThisConfig::kSumBuffers * ThisConfig::kGroupQueries * 512 : 16];
+  };
+  WarpSums sums[ThisConfig::kThroughShared ? ThisConfig::kConsumers * 4 : 1];
   Bounds bounds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
   Bounds all[ThisConfig::kQueryBuffers];  // keys that all of them see
   Run runs[ThisConfig::kQueryBuffers];
@@ -80,6 +86,7 @@ struct alignas(1024) Storage {
   WorkAssignment work;
   int64_t warp_lengths[ThisConfig::kThreads / 32];
 
+  Mbarrier run_full[ThisConfig::kQueryBuffers];
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
   Mbarrier k_full[ThisConfig::kKeyStages], k_free[ThisConfig::kKeyStages];
 };
