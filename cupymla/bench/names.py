@@ -88,6 +88,7 @@ _MLA = _Spelling(
         "lengths": "random lengths",
         "few": "1 entry in 40 valid",
         "det": "deterministic",
+        "lists": "lists given",
         "dist": "with distribution",
     },
 )
