@@ -29,6 +29,5 @@ __device__ __forceinline__ void make_opaque(int32_t& value) { asm volatile("" : 
 __device__ __forceinline__ void make_opaque(int64_t& value) { asm volatile("" : "+l"(value)); }
 __device__ __forceinline__ void make_opaque(float& value) { asm volatile("" : "+f"(value)); }
 __device__ __forceinline__ void make_opaque(const uint8_t*& pointer) { asm volatile("" : "+l"(pointer)); }
-__device__ __forceinline__ void make_opaque(float*& pointer) { asm volatile("" : "+l"(pointer)); }
 
 }  // namespace cupymla

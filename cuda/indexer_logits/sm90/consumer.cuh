@@ -390,7 +390,9 @@ struct Consumer {
     store_if(word & 1u << query % 32, target.next, __fmul_rn(sum, target.k_scale));
     target.next += kQueryStride * params.logits_query;
     // Unseen by the compiler, which would make each address anew from the first one.
-    make_opaque(target.next);
+    int64_t next = reinterpret_cast<int64_t>(target.next);
+    make_opaque(next);
+    target.next = reinterpret_cast<float*>(next);
   }
 };
 
