@@ -13,7 +13,7 @@
 namespace cupymla::paged_indexer {
 
 // By a lane of as many warps: one lane after another would hold up its warp.
-__device__ __forceinline__ void init_barriers(Storage& storage, uint32_t thread) {
+__device__ __forceinline__ void init_barriers(Storage& storage, const ScoringParameters& params, uint32_t thread) {
   const uint32_t warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   if (thread % 32 != 0) return;
   if (warp < ThisConfig::kQueryBuffers) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void init_barriers(Storage& storage, uint32_t thread)
     storage.q_free[warp].init(4 * ThisConfig::kConsumers);
   }
   if (warp < ThisConfig::kStages) {
-    storage.k_full[warp].init(32 + 1);
+    storage.k_full[warp].init(tiles_are_whole(params) ? 1 : 32 + 1);
     storage.k_free[warp].init(4);
   }
   fence_mbarrier_init();
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
   if (thread - ThisConfig::kConsumerThreads < 32) prefetch_queries(params, q_map, static_cast<int>(thread % 32));
   const int32_t block = guessed_block(params.paged, thread);
   prefetch_tables(params.paged);
-  init_barriers(storage, thread);
+  init_barriers(storage, params, thread);
   const WorkAssignment work = work_of_cta(params);
   prefetch_key(params, block, thread);
   __syncthreads();

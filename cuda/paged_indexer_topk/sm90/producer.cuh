@@ -91,7 +91,12 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
   }
 }
 
-// Key tiles of one of several warps. Lane l knows two keys of a tile, l and l + 32.
+// Whether each key tile is in one block, and comes by a tensor copy.
+__device__ __forceinline__ bool tiles_are_whole(const ScoringParameters& params) {
+  return params.box_keys == ThisConfig::kTileKeys;
+}
+
+// Key tiles of one of several warps. Where tiles are not whole, lane l knows two keys of one, l and l + 32.
 struct KeyLoader {
   static constexpr int kChunks = ThisConfig::kRowBytes / 16;
   static constexpr int kPassKeys = 32 / kChunks;
@@ -111,26 +116,89 @@ struct KeyLoader {
     uint32_t place[2];  // in the block
   };
 
-  __device__ __forceinline__ void run(const WorkAssignment& work) {
+  __device__ __forceinline__ void run(const WorkAssignment& work) const {
+    if (tiles_are_whole(params)) {
+      load_tiles<true>(work);
+    } else {
+      load_tiles<false>(work);
+    }
+  }
+
+ private:
+  template <bool kWhole>
+  __device__ __forceinline__ void load_tiles(const WorkAssignment& work) const {
     uint32_t tile = 0;  // of the CTA's
     RunIterator iterator(params, work);
-    // This warp's tiles of a run are every second or third; blocks of the next one are looked up ahead.
+    // This warp's tiles of a run are every second or third.
+#pragma unroll 1
     for (Run run; iterator.next(run);) {
       const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;
-      int32_t own = run.first + static_cast<int32_t>(skipped);
-      if (own < run.end) {
-        Keys keys = look_up(run, own);
-        for (; own < run.end; own += ThisConfig::kKeyWarps) {
-          const Keys current = keys;
-          if (own + ThisConfig::kKeyWarps < run.end) keys = look_up(run, own + ThisConfig::kKeyWarps);
-          load(current, tile + static_cast<uint32_t>(own - run.first));
-        }
+      const int32_t own = run.first + static_cast<int32_t>(skipped);
+      if constexpr (kWhole) {
+        load_whole(run, own, tile);
+      } else {
+        load_parts(run, own, tile);
       }
       tile += static_cast<uint32_t>(run.end - run.first);
     }
   }
 
- private:
+  // Of tiles that are in one block each, lane l looks up the block of the l-th to come: so an entry of the table, which
+  // memory may take long for behind so many keys, is there some 32 tiles before it is wanted.
+  __device__ __forceinline__ void load_whole(const Run& run, int32_t own, uint32_t tile) const {
+    const int page_log2 = __ffs(params.paged.page) - 1;
+    int32_t next = block_of(run, own, page_log2);
+#pragma unroll 1
+    while (own < run.end) {
+      const int32_t blocks = next;
+      next = block_of(run, own + 32 * ThisConfig::kKeyWarps, page_log2);
+#pragma unroll 1
+      for (int i = 0; i < 32 && own < run.end; ++i, own += ThisConfig::kKeyWarps) {
+        const int32_t block = __shfl_sync(0xffffffffu, blocks, i);
+        if (lane == 0) copy_whole(block, own, tile + static_cast<uint32_t>(own - run.first));
+      }
+    }
+  }
+
+  // The block of this lane's tile of 32; -1 behind the run.
+  __device__ __forceinline__ int32_t block_of(const Run& run, int32_t own, int page_log2) const {
+    const int32_t tile = own + lane * ThisConfig::kKeyWarps;
+    if (tile >= run.end) return -1;
+    const uint32_t entry = static_cast<uint32_t>(tile) * ThisConfig::kTileKeys >> page_log2;
+    return params.paged.block_tables[run.request * params.paged.tables_request + entry * params.paged.tables_block];
+  }
+
+  // One lane's copies of a tile and its scales. For a block that is not in the cache, keys are those behind the last,
+  // which read as zeros, and scales another block's, which nobody uses.
+  __device__ __forceinline__ void copy_whole(int32_t block, int32_t own, uint32_t tile) const {
+    constexpr uint32_t kScaleBytes = ThisConfig::kHasScales ? ThisConfig::kTileKeys * 4 : 0;
+    const uint32_t stage = tile % ThisConfig::kStages;
+    const bool there = static_cast<uint32_t>(block) < static_cast<uint32_t>(params.paged.blocks);
+    const uint32_t place = static_cast<uint32_t>(own) * ThisConfig::kTileKeys & params.paged.page - 1;  // in the block
+    const uint8_t* scales = params.cache + params.scales_offset + place * 4 + (there ? block * params.block_bytes : 0);
+    storage.k_free[stage].wait(tile / ThisConfig::kStages & 1u ^ 1u);
+    storage.there[stage][0] = storage.there[stage][1] = there ? ~0u : 0u;
+    Mbarrier& full = storage.k_full[stage];
+    full.arrive_and_expect(ThisConfig::kKeyTileBytes + kScaleBytes);
+#pragma unroll
+    for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
+      tma_load_4d(storage.k[stage][column], k_map, full, column * ThisConfig::kSpan / ThisConfig::kElementBytes,
+                  static_cast<int32_t>(place), there ? block : params.paged.blocks, 0, l2_policy);
+    }
+    if constexpr (ThisConfig::kHasScales) bulk_load(storage.k_scale[stage], scales, kScaleBytes, full, l2_policy);
+  }
+
+  // Blocks of the next tile are looked up ahead.
+  __device__ __forceinline__ void load_parts(const Run& run, int32_t own, uint32_t tile) const {
+    if (own >= run.end) return;
+    Keys keys = look_up(run, own);
+    for (; own < run.end; own += ThisConfig::kKeyWarps) {
+      const Keys current = keys;
+      if (own + ThisConfig::kKeyWarps < run.end) keys = look_up(run, own + ThisConfig::kKeyWarps);
+      load(current, tile + static_cast<uint32_t>(own - run.first));
+    }
+  }
+
   __device__ __forceinline__ Keys look_up(const Run& run, int32_t tile) const {
     Keys keys;
     const uint32_t page = static_cast<uint32_t>(params.paged.page);

@@ -7,7 +7,8 @@
 // q_free[b]  | every consumer warp                     | query warp          | buffer b may be refilled
 // k_full[s]  | 32 lanes of a key warp by their copies, | consumer t % the    | key tile t, t % stages = s, is in
 //            | one more for the words of `there`, with | number of consumers | stage s
-//            | the bytes of tensor copies              |                     |
+//            | the bytes of tensor copies; that one    |                     |
+//            | alone where each tile is in one block   |                     |
 // k_free[s]  | 4 warps of that consumer                | key warp            | stage s may be refilled
 //
 // Before the roles part, __syncthreads. Nobody waits for what is not there: a CTA's tiles are known to all its warps,
@@ -27,7 +28,7 @@ struct alignas(1024) Storage {
   // In the order in which lanes take them: see `indexer_logits::weight_place`.
   alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
   int32_t ends[ThisConfig::kQueryBuffers][ThisConfig::kQueries];  // keys that a query sees; 0 for one that is not there
-  float k_scale[ThisConfig::kHasScales ? ThisConfig::kStages : 1][ThisConfig::kTileKeys];
+  alignas(16) float k_scale[ThisConfig::kHasScales ? ThisConfig::kStages : 1][ThisConfig::kTileKeys];
   uint32_t there[ThisConfig::kStages][2];  // a bit per key: whether its block is in the cache
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
