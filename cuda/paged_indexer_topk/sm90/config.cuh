@@ -37,19 +37,28 @@ struct Config : Warpgroups<(kHeadsArg > 64)> {
                                       ? kQueryTileBytes / (kHeads * kRowBytes)
                                       : kMostQueries;
   static constexpr int kQueryBuffers = 2;
+  static constexpr int kGroupBytes = kColumns * kRowBytes;
+  static constexpr int kQueryBufferBytes = kQueries * kHeads * kRowBytes;
 
   static constexpr int kKeyTileBytes = kTileKeys * kRowBytes;
   // A stage is always filled by the same warp and read by the same consumer. So each of them knows of every phase of
   // its barriers: a wait by parity would otherwise be let through by the phase before the last.
   static constexpr int kKeyWarps = kConsumers;  // that load key tiles, in turn
-  static constexpr int kRounds = 81920 / kKeyTileBytes / kConsumers;
-  static constexpr int kStages = kConsumers * (kRounds < 2 ? 2 : kRounds > 4 ? 4 : kRounds);
+  static constexpr int kRoundsOf80K = 81920 / kKeyTileBytes / kConsumers;
+  static constexpr int kRounds = kRoundsOf80K < 2 ? 2 : kRoundsOf80K > 4 ? 4 : kRoundsOf80K;  // stages of a consumer
+  // A launch of few queries has more stages, where it leaves room behind their heads.
+  static constexpr int kMostRounds = kColumnTiles == 1 ? 5 : kRounds;
+  static constexpr int kMostStages = kConsumers * kMostRounds;
+  static constexpr int kFurtherBytes = kConsumers * (kMostRounds - kRounds) * kKeyTileBytes;
+  static constexpr int kFewQueryBytes = kQueryBufferBytes - kFurtherBytes / kQueryBuffers;  // of a buffer
+  static constexpr int kFewQueries = kFewQueryBytes / kGroupBytes * kGroupQueries;
 
   using Atom = typename indexer_logits::ProductAtom<kType, kColumns>::type;
 
   static_assert(kQueries % kGroupQueries == 0);
   static_assert(kKeyWarps <= 3, "one warp of four loads queries");
-  static_assert(kStages % kConsumers == 0 && kStages % kKeyWarps == 0);
+  static_assert(kKeyWarps == kConsumers);
+  static_assert(kFewQueryBytes % 1024 == 0 && kFurtherBytes % kQueryBuffers == 0 && kFewQueries > 0);
 };
 
 // Heads that only fill up need care where keys can be infinite.

@@ -24,11 +24,18 @@ struct Consumer {
   const int own_key = warp * 16 + lane / 4 + (lane & 1) * 8;
   const int own_query = Config::kGroupQueries > 1 ? lane / 2 % 2 : 0;
 
+  const Places places;
+  StageRing ring;
+
   uint32_t keys[Config::kSteps][4];
   float scores[Config::kScores];
 
   __device__ __forceinline__ Consumer(Storage& storage, const ScoringParameters& params, uint32_t number)
-      : storage(storage), params(params), number(number) {}
+      : storage(storage),
+        params(params),
+        number(number),
+        places(storage, params.paged.queries),
+        ring(places, number) {}
 
   __device__ __forceinline__ void run(const WorkAssignment& work) {
     uint32_t tile = 0;  // of the CTA's
@@ -39,11 +46,12 @@ struct Consumer {
       storage.q_full[buffer].wait(buffers.full);
       const int32_t groups = query_groups(params, run);
       // The same in all lanes: computed once per warp.
-      const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffer][0]), 0));
+      const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(places.heads(buffer, 0)), 0));
       float* logits = params.logits + run.request * params.logits_request + run.first_query() * params.logits_query;
       const uint32_t skipped = (number + Config::kConsumers - tile % Config::kConsumers) % Config::kConsumers;
       for (int32_t own = run.first + static_cast<int32_t>(skipped); own < run.end; own += Config::kConsumers) {
-        score_tile(logits, heads, buffer, groups, own, tile + static_cast<uint32_t>(own - run.first));
+        score_tile(logits, heads, buffer, groups, own);
+        ring.advance();
       }
       tile += static_cast<uint32_t>(run.end - run.first);
       __syncwarp();
@@ -85,9 +93,9 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void score_tile(float* logits, uint64_t heads, uint32_t buffer, int32_t groups,
-                                             int32_t key_tile, uint32_t tile) {
-    const uint32_t stage = tile % Config::kStages;
-    storage.k_full[stage].wait(tile / Config::kStages & 1u);
+                                             int32_t key_tile) {
+    const uint32_t stage = ring.stage;
+    storage.k_full[stage].wait(ring.full);
     load_keys(stage);
     const float k_scale = Config::kHasScales ? storage.k_scale[stage][own_key] : 1.0f;
     const bool there = (storage.there[stage][own_key / 32] >> own_key % 32 & 1u) != 0;
@@ -106,13 +114,13 @@ struct Consumer {
 
   // Takes in a warp's fragments of a key tile.
   __device__ __forceinline__ void load_keys(uint32_t stage) {
-    const uint32_t base = smem_address(storage.k[stage][0]);
+    const uint32_t base = smem_address(places.keys(stage, 0));
     const uint32_t row = warp * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < Config::kSteps; ++step) {
       constexpr int kSpanSteps = Config::kSpan / 32;
       const uint32_t chunk = step % kSpanSteps * 2 + lane / 16;
-      const uint32_t column = base + step / kSpanSteps * static_cast<uint32_t>(sizeof(storage.k[0][0]));
+      const uint32_t column = base + step / kSpanSteps * static_cast<uint32_t>(Config::kTileKeys * Config::kSpan);
       load_matrix_x4(keys[step], column + (Config::kSpan == 64 ? swizzle_64(row, chunk) : swizzle_128(row, chunk)));
     }
   }
@@ -124,8 +132,9 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < Config::kSteps; ++step) {
       constexpr int kSpanSteps = Config::kSpan / 32;
-      const uint32_t offset = step / kSpanSteps * static_cast<uint32_t>(sizeof(storage.q[0][0])) +
-                              group * Config::kColumns * Config::kSpan + step % kSpanSteps * 32;
+      constexpr uint32_t kColumnBytes = Config::kQueryBufferBytes / Config::kColumnTiles;
+      const uint32_t offset = step / kSpanSteps * kColumnBytes + group * Config::kColumns * Config::kSpan +
+                              step % kSpanSteps * 32;
       sm90::mma<typename Config::Atom>(scores, keys[step], sm90::descriptor_advance(heads, offset), step == 0);
     }
     sm90::wgmma_commit();

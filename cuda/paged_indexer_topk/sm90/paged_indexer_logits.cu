@@ -20,14 +20,15 @@ __device__ __forceinline__ void init_barriers(Storage& storage, const ScoringPar
     storage.q_full[warp].init(32 + 1);
     storage.q_free[warp].init(4 * ThisConfig::kConsumers);
   }
-  if (warp < ThisConfig::kStages) {
+  if (warp < ThisConfig::kMostStages) {
     storage.k_full[warp].init(tiles_are_whole(params) ? 1 : 32 + 1);
     storage.k_free[warp].init(4);
   }
   fence_mbarrier_init();
 }
 
-static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kStages && ThisConfig::kStages <= ThisConfig::kThreads / 32);
+static_assert(ThisConfig::kQueryBuffers <= ThisConfig::kMostStages);
+static_assert(ThisConfig::kMostStages <= ThisConfig::kThreads / 32);
 
 }  // namespace cupymla::paged_indexer
 
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::paged_indexer::ThisConfig:
     if (warp == 0) {
       load_queries(storage, params, work, q_map);
     } else if (warp <= ThisConfig::kKeyWarps) {
-      KeyLoader{storage, params, k_map, warp - 1}.run(work);
+      KeyLoader(storage, params, k_map, warp - 1).run(work);
     }
   } else {
     warpgroup_reg_alloc<ThisConfig::kConsumerRegisters>();

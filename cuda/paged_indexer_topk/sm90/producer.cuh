@@ -58,6 +58,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
                                              const WorkAssignment& work, const TensorMap& q_map) {
   constexpr int kGroupBytes = ThisConfig::kColumns * ThisConfig::kSpan;  // of a column tile
   const int lane = static_cast<int>(threadIdx.x % 32);
+  const Places places(storage, params.paged.queries);
   Ring<ThisConfig::kQueryBuffers> buffers;
   RunIterator iterator(params, work);
   for (Run run; iterator.next(run); buffers.advance()) {
@@ -70,7 +71,7 @@ __device__ __forceinline__ void load_queries(Storage& storage, const ScoringPara
 #pragma unroll 1
         for (int32_t group = 0; group < groups; ++group) {
           for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
-            tma_load_4d(storage.q[buffer][tile] + group * kGroupBytes, q_map, storage.q_full[buffer],
+            tma_load_4d(places.heads(buffer, tile) + group * kGroupBytes, q_map, storage.q_full[buffer],
                         tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0,
                         run.first_query() + group * ThisConfig::kGroupQueries, run.request);
           }
@@ -109,6 +110,17 @@ struct KeyLoader {
   const int lane = static_cast<int>(threadIdx.x % 32);
   // Keys are read once. What selects from the scores finds them in L2 where keys have not driven them out.
   const uint64_t l2_policy = l2_policy_evict_first();
+  const Places places;
+  StageRing ring;
+
+  __device__ __forceinline__ KeyLoader(Storage& storage, const ScoringParameters& params, const TensorMap& k_map,
+                                       uint32_t number)
+      : storage(storage),
+        params(params),
+        k_map(k_map),
+        number(number),
+        places(storage, params.paged.queries),
+        ring(places, number) {}
 
   // A lane's keys of a tile.
   struct Keys {
@@ -116,7 +128,7 @@ struct KeyLoader {
     uint32_t place[2];  // in the block
   };
 
-  __device__ __forceinline__ void run(const WorkAssignment& work) const {
+  __device__ __forceinline__ void run(const WorkAssignment& work) {
     if (tiles_are_whole(params)) {
       load_tiles<true>(work);
     } else {
@@ -126,7 +138,7 @@ struct KeyLoader {
 
  private:
   template <bool kWhole>
-  __device__ __forceinline__ void load_tiles(const WorkAssignment& work) const {
+  __device__ __forceinline__ void load_tiles(const WorkAssignment& work) {
     uint32_t tile = 0;  // of the CTA's
     RunIterator iterator(params, work);
     // This warp's tiles of a run are every second or third.
@@ -135,9 +147,9 @@ struct KeyLoader {
       const uint32_t skipped = (number + ThisConfig::kKeyWarps - tile % ThisConfig::kKeyWarps) % ThisConfig::kKeyWarps;
       const int32_t own = run.first + static_cast<int32_t>(skipped);
       if constexpr (kWhole) {
-        load_whole(run, own, tile);
+        load_whole(run, own);
       } else {
-        load_parts(run, own, tile);
+        load_parts(run, own);
       }
       tile += static_cast<uint32_t>(run.end - run.first);
     }
@@ -145,7 +157,7 @@ struct KeyLoader {
 
   // Of tiles that are in one block each, lane l looks up the block of the l-th to come: so an entry of the table, which
   // memory may take long for behind so many keys, is there some 32 tiles before it is wanted.
-  __device__ __forceinline__ void load_whole(const Run& run, int32_t own, uint32_t tile) const {
+  __device__ __forceinline__ void load_whole(const Run& run, int32_t own) {
     const int page_log2 = __ffs(params.paged.page) - 1;
     int32_t next = block_of(run, own, page_log2);
 #pragma unroll 1
@@ -155,7 +167,8 @@ struct KeyLoader {
 #pragma unroll 1
       for (int i = 0; i < 32 && own < run.end; ++i, own += ThisConfig::kKeyWarps) {
         const int32_t block = __shfl_sync(0xffffffffu, blocks, i);
-        if (lane == 0) copy_whole(block, own, tile + static_cast<uint32_t>(own - run.first));
+        if (lane == 0) copy_whole(block, own);
+        ring.advance();
       }
     }
   }
@@ -170,32 +183,33 @@ struct KeyLoader {
 
   // One lane's copies of a tile and its scales. For a block that is not in the cache, keys are those behind the last,
   // which read as zeros, and scales another block's, which nobody uses.
-  __device__ __forceinline__ void copy_whole(int32_t block, int32_t own, uint32_t tile) const {
+  __device__ __forceinline__ void copy_whole(int32_t block, int32_t own) const {
     constexpr uint32_t kScaleBytes = ThisConfig::kHasScales ? ThisConfig::kTileKeys * 4 : 0;
-    const uint32_t stage = tile % ThisConfig::kStages;
+    const uint32_t stage = ring.stage;
     const bool there = static_cast<uint32_t>(block) < static_cast<uint32_t>(params.paged.blocks);
     const uint32_t place = static_cast<uint32_t>(own) * ThisConfig::kTileKeys & params.paged.page - 1;  // in the block
     const uint8_t* scales = params.cache + params.scales_offset + place * 4 + (there ? block * params.block_bytes : 0);
-    storage.k_free[stage].wait(tile / ThisConfig::kStages & 1u ^ 1u);
+    storage.k_free[stage].wait(ring.full ^ 1u);
     storage.there[stage][0] = storage.there[stage][1] = there ? ~0u : 0u;
     Mbarrier& full = storage.k_full[stage];
     full.arrive_and_expect(ThisConfig::kKeyTileBytes + kScaleBytes);
 #pragma unroll
     for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
-      tma_load_4d(storage.k[stage][column], k_map, full, column * ThisConfig::kSpan / ThisConfig::kElementBytes,
+      tma_load_4d(places.keys(stage, column), k_map, full, column * ThisConfig::kSpan / ThisConfig::kElementBytes,
                   static_cast<int32_t>(place), there ? block : params.paged.blocks, 0, l2_policy);
     }
     if constexpr (ThisConfig::kHasScales) bulk_load(storage.k_scale[stage], scales, kScaleBytes, full, l2_policy);
   }
 
   // Blocks of the next tile are looked up ahead.
-  __device__ __forceinline__ void load_parts(const Run& run, int32_t own, uint32_t tile) const {
+  __device__ __forceinline__ void load_parts(const Run& run, int32_t own) {
     if (own >= run.end) return;
     Keys keys = look_up(run, own);
     for (; own < run.end; own += ThisConfig::kKeyWarps) {
       const Keys current = keys;
       if (own + ThisConfig::kKeyWarps < run.end) keys = look_up(run, own + ThisConfig::kKeyWarps);
-      load(current, tile + static_cast<uint32_t>(own - run.first));
+      load(current);
+      ring.advance();
     }
   }
 
@@ -216,9 +230,8 @@ struct KeyLoader {
     return keys;
   }
 
-  __device__ __forceinline__ void load(const Keys& keys, uint32_t tile) const {
-    const uint32_t stage = tile % ThisConfig::kStages;
-    const uint32_t parity = tile / ThisConfig::kStages & 1u;
+  __device__ __forceinline__ void load(const Keys& keys) const {
+    const uint32_t stage = ring.stage;
     bool there[2];
     int64_t block[2];  // bytes from the cache's first
     uint32_t words[2];
@@ -228,7 +241,7 @@ struct KeyLoader {
       block[half] = there[half] ? keys.block[half] * params.block_bytes : 0;
       words[half] = __ballot_sync(0xffffffffu, there[half]);
     }
-    storage.k_free[stage].wait(parity ^ 1u);
+    storage.k_free[stage].wait(ring.full ^ 1u);
     if (lane == 0) {
       storage.there[stage][0] = words[0];
       storage.there[stage][1] = words[1];
@@ -268,7 +281,7 @@ struct KeyLoader {
         if (lane != 0) continue;
 #pragma unroll
         for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
-          tma_load_4d(storage.k[stage][column] + (half * 32 + first) * ThisConfig::kSpan, k_map,
+          tma_load_4d(places.keys(stage, column) + (half * 32 + first) * ThisConfig::kSpan, k_map,
                       storage.k_full[stage], column * ThisConfig::kSpan / ThisConfig::kElementBytes, place,
                       there ? block : params.paged.blocks, 0, l2_policy);
         }
@@ -284,7 +297,7 @@ struct KeyLoader {
     const uint32_t chunk = static_cast<uint32_t>(lane) % kChunks;
     const uint32_t column = chunk * 16 / ThisConfig::kSpan;
     const uint32_t span_chunk = chunk % (ThisConfig::kSpan / 16);
-    const uint32_t to = smem_address(storage.k[stage][column]);
+    const uint32_t to = smem_address(places.keys(stage, static_cast<int>(column)));
     int64_t source[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
