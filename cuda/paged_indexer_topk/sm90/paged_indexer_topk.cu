@@ -50,9 +50,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   const Arrays arrays(shared_memory + sizeof(Storage), params);
   const Thread thread;
   const Place place(params);
+  // What no kernel of the call writes may be read before those that score have ended: see short_selection.cuh.
+  const int32_t seen = paged_indexer::seen_keys(params.paged, place.batch, static_cast<int32_t>(place.row));
   // Scores are there from here on.
   griddepcontrol_wait();
-  const int32_t seen = paged_indexer::seen_keys(params.paged, place.batch, static_cast<int32_t>(place.row));
   const Row row(Row::scores_of(params, place.batch, place.row), seen);
   const uint32_t count = write_row(storage, thread, params, arrays, row, place);
   if (part_of_row() != 0) return;
