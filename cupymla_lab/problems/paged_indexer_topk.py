@@ -27,6 +27,9 @@ CASES: tuple[PagedCase, ...] = (
     _case(7, 4, 320, 30, "by_query", "lengths", lens="hostile", by_query=True, tables="hostile", **_ALL),
     _case(5, 1, 1280, 40, "one_long", "lengths", lens="one_long", heads=64, scales=True, return_values=True),
     _case(3, 2, 160, 10, "empty", "lengths", lens="empty", **_ALL),
+    # Tiles that lie in one block, whose table entries are looked up 32 at a time.
+    _case(5, 1, 1280, 100, "blocks", "lengths", page=64, scales=True, lens="hostile", tables="hostile", **_ALL),
+    _case(1, 1, 12800, 90, "many_blocks", "lengths", page=128, heads=8, channels=64, tables="hostile", **_ALL),
     _case(3, 2, 208, 10, "bound", "lengths", lens="hostile", max_context=100, tables="hostile", **_ALL),
     _case(2, 2, 208, 30, "token", "options", positions="token", tables="hostile", **_ALL),
     _case(2, 2, 208, 30, "no_relu", "options", relu=False, return_values=True),
