@@ -36,6 +36,7 @@ CASES: tuple[InvertCase, ...] = (
     _case(20, 50, 30, "strided", "strides", layout="strided", lengths=True, batch=2),
     _case(20, 50, 30, "singleton", "strides", layout="singleton", lengths=True),
     _case(20, 50, 30, "singleton_batch", "strides", layout="singleton", batch=2),
+    _case(1030, 60, 9, "chunks", "long", ids="skewed", lengths=True),  # lists of both kinds, a last chunk of fewer
 )
 
 

@@ -156,13 +156,37 @@ def test_grids_are_within_limits_and_ranges_within_shared_memory(
     made = plan.launches(chosen, arch.named("sm_90a"), multiprocessors)
     assert len(made) == (0 if not batch else 1 if not s_q else 2)
     for launch in made:
-        assert launch.grid[1:] == (batch, 1) and 0 < launch.grid[0] < 2**31
+        assert launch.grid[2] == 1 and 0 < launch.grid[1] <= 65535 and 0 < launch.grid[0] < 2**31
+    entries = s_q * topk
     if made:
-        ranges, rest = divmod(made[0].grid[0], entry_lists.LIST_CTAS)
+        chunks, (ctas, lists, _) = made[0].chunks, made[0].grid
+        ranges, rest = divmod(ctas, entry_lists.LIST_CTAS)
         assert rest == 0 and ranges * entry_lists.MOST_RANGE_ROWS >= s_kv
+        assert lists == batch * chunks and 1 <= chunks <= plan.MOST_CHUNKS
+        # No chunk is empty, and what they need is within what a call asks for on every GPU.
+        assert chunks == 1 or (chunks - 1) * -(-s_q // chunks) < s_q
+        assert (batch * entries + plan.row_ends(chosen, chunks)) * 4 <= plan.workspace_limit(chosen)
     if len(made) > 1:
-        assert made[1].group_tokens == (1 if s_q * topk > plan.SHORT_LIST * s_kv else plan.WARPS)
-        assert made[1].grid[0] <= max(1, -(-s_kv // made[1].group_tokens))
+        assert made[1].chunks == chunks and 1 <= made[1].group_tokens <= plan.MOST_GROUP_TOKENS
+        groups = chunks * -(-s_kv // made[1].group_tokens)
+        assert made[1].grid[0] <= max(1, -(-groups // plan.WARPS)) and made[1].grid[1] == batch
+    assert plan.workspace_limit(chosen) <= 2 * 4 * batch * entries
+
+
+def ranges_and_chunks(s_kv: int, multiprocessors: int = 132, batch: int | None = None) -> tuple[int, int]:
+    first, _ = plan.launches(problem(4096, s_kv, 2048, batch), arch.named("sm_90a"), multiprocessors)
+    return first.grid[0] // entry_lists.LIST_CTAS, first.chunks
+
+
+def test_entries_are_read_by_as_few_ranges_as_there_can_be_with_a_cta_to_a_multiprocessor() -> None:
+    assert [ranges_and_chunks(s_kv) for s_kv in (8192, 24576, 24577, 32768, 131072)] == [
+        *((1, 16), (1, 16), (2, 8), (2, 8), (6, 4))
+    ]
+    assert ranges_and_chunks(8192, 148) == (1, 16)
+    assert ranges_and_chunks(1 << 20) == (43, 1)
+    assert ranges_and_chunks(8192, batch=2) == (1, 8) and ranges_and_chunks(8192, batch=100) == (1, 1)
+    # One multiprocessor has a chunk, so its row ends are offsets.
+    assert ranges_and_chunks(8192, 1) == (1, 1)
 
 
 def test_a_large_batch_is_refused() -> None:

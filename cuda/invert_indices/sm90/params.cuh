@@ -11,24 +11,42 @@ struct Parameters {
   const int32_t* topk_length;  // [batch, s_q] or null
   int32_t* offsets;            // [batch, s_kv + 1]
   int32_t* entries;            // [batch, s_q * topk]
-  int32_t* scattered;          // workspace [batch, s_q * topk]: each token's entries in chance order; null without any
+  // Workspace [batch, s_q * topk]: by chunk of queries and token, in chance order, the chunk's entries, counted from
+  // its first one; null without any.
+  int32_t* scattered;
+  // [batch, chunks, s_kv]: where each token's part of the chunk's entries ends. Workspace; of one chunk, offsets + 1.
+  int32_t* row_ends;
 
   // Strides in elements.
   int64_t indices_batch, indices_query;
   int64_t topk_length_batch, topk_length_query;
-  int64_t offsets_batch, entries_batch;
+  int64_t offsets_batch, entries_batch, row_ends_batch;
 
   int32_t s_q, s_kv, topk;
-  uint32_t topk_reciprocal;  // (2^32 - 1) / topk
-  uint32_t group_tokens;     // that a CTA of `order` takes at a time, at most one for each of its warps
-  uint32_t has_dependent;    // of `list`: 1 where `order` comes next, else 0
+  uint32_t topk_reciprocal;        // (2^32 - 1) / topk
+  uint32_t chunks, chunk_queries;  // of each chunk but the last, which may have fewer
+  uint32_t group_tokens;           // that a warp of `order` takes at a time, up to 32
+  uint32_t has_dependent;          // of `list`: 1 where `order` comes next, else 0
 };
 
 // Entries of a batch entry, valid or not.
 __device__ __forceinline__ int32_t all_entries(const Parameters& params) { return params.s_q * params.topk; }
 
-__device__ __forceinline__ const int32_t* scattered_of(const Parameters& params, int32_t batch) {
-  return params.scattered + static_cast<int64_t>(batch) * all_entries(params);
+// Of a chunk.
+__device__ __forceinline__ uint32_t first_query_of(const Parameters& params, uint32_t chunk) {
+  return chunk * params.chunk_queries;
+}
+__device__ __forceinline__ uint32_t queries_of(const Parameters& params, uint32_t chunk) {
+  return min(params.chunk_queries, static_cast<uint32_t>(params.s_q) - first_query_of(params, chunk));
+}
+
+// The entries of the chunk that begins with `first_query`.
+__device__ __forceinline__ int32_t* scattered_of(const Parameters& params, int32_t batch, uint32_t first_query) {
+  return params.scattered + (static_cast<int64_t>(batch) * params.s_q + first_query) * params.topk;
+}
+
+__device__ __forceinline__ int32_t* row_ends_of(const Parameters& params, int32_t batch, uint32_t chunk) {
+  return params.row_ends + batch * params.row_ends_batch + static_cast<int64_t>(chunk) * params.s_kv;
 }
 
 __device__ __forceinline__ int32_t* entries_of(const Parameters& params, int32_t batch) {

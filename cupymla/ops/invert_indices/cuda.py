@@ -23,11 +23,13 @@ class Parameters(ctypes.Structure):
     """Mirrors `Parameters` in cuda/invert_indices/sm90/params.cuh; its size is compared with the kernels' own."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("indices", "topk_length", "offsets", "entries", "scattered")),
+        *((name, ctypes.c_void_p) for name in ("indices", "topk_length", "offsets", "entries")),
+        *((name, ctypes.c_void_p) for name in ("scattered", "row_ends")),
         *((f"{name}_{axis}", ctypes.c_int64) for name in ("indices", "topk_length") for axis in ("batch", "query")),
-        *((f"{name}_batch", ctypes.c_int64) for name in ("offsets", "entries")),
+        *((f"{name}_batch", ctypes.c_int64) for name in ("offsets", "entries", "row_ends")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "topk")),
-        *((name, ctypes.c_uint32) for name in ("topk_reciprocal", "group_tokens", "has_dependent")),
+        *((name, ctypes.c_uint32) for name in ("topk_reciprocal", "chunks", "chunk_queries")),
+        *((name, ctypes.c_uint32) for name in ("group_tokens", "has_dependent")),
     )
 
 
@@ -64,8 +66,16 @@ class Binding(Launches):
             pdl = overlaps and number > 0
             geometry = Geometry(step.grid, facts["threads"], facts["smem_bytes"], facts["cluster"], pdl=pdl)
             launchers.append(Launcher(kernel, geometry, (self._record,)))
-        self._record.group_tokens = steps[-1].group_tokens if steps else 0
+        if steps:
+            last = steps[-1]
+            self._record.chunks, self._record.group_tokens = last.chunks, last.group_tokens
+            self._record.chunk_queries = -(-problem.s_q // last.chunks)
+            if last.chunks > 1:
+                self._record.row_ends_batch = last.chunks * problem.s_kv
+            else:
+                self._record.row_ends_batch = self._record.offsets_batch
         self._record.has_dependent = int(len(steps) > 1)
+        self._scattered_bytes = problem.batch * problem.entries * 4
         super().__init__(*launchers)
         self.workspace_bytes = plan.workspace_limit(problem)
 
@@ -77,6 +87,7 @@ class Binding(Launches):
         (record.offsets,) = results
         record.entries = results[0] + (record.s_kv + 1) * 4
         record.scattered = workspace if self.workspace_bytes else None
+        record.row_ends = workspace + self._scattered_bytes if record.chunks > 1 else results[0] + 4
 
 
 def wanted(views: Views, problem: Problem) -> Results:
