@@ -34,7 +34,8 @@ struct CountedList {
     if (is_each_once) {
       for_each_entry([&](int32_t entry, uint32_t query) {
         const uint32_t smaller = room.query_bits[query / 32] & ((1u << query % 32) - 1);
-        ordered[room.before[query / 32] + __popc(smaller)] = first_entry + entry;
+        const uint32_t place = room.before[query / 32] + __popc(smaller);
+        if (place < static_cast<uint32_t>(count)) ordered[place] = first_entry + entry;
       });
     }
     __syncwarp();  // the room may be written again

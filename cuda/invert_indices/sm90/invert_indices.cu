@@ -58,7 +58,7 @@ struct Order {
     const int32_t first_entry = static_cast<int32_t>(first_query) * params.topk;
     const int32_t* scattered = scattered_of(params, batch, first_query);
     int32_t* entries = entries_of(params, batch);
-    const uint32_t queries = params.chunk_queries;
+    const uint32_t queries = params.chunk_queries, chunk_entries = queries_of(params, chunk) * params.topk;
     const bool may_count = own.count >= kLeastCounted && static_cast<uint32_t>(own.count) <= queries;
     uint32_t counted = __ballot_sync(0xffffffffu, may_count && queries <= kCountedQueries);
 #pragma unroll 1
@@ -66,7 +66,7 @@ struct Order {
       const int other = __ffs(static_cast<int>(counted)) - 1;
       const int32_t begin = __shfl_sync(0xffffffffu, own.begin, other), to = __shfl_sync(0xffffffffu, own.to, other);
       const int32_t count = __shfl_sync(0xffffffffu, own.count, other);
-      const CountedList list{room, params, scattered + begin, count, queries_of(params, chunk) * params.topk, lane};
+      const CountedList list{room, params, scattered + begin, count, chunk_entries, lane};
       if (list.order(entries + to, first_entry) && lane == other) own.count = 0;
     }
     const bool is_long = own.count > kShortList;

@@ -35,8 +35,9 @@ __device__ __forceinline__ void order_short_lists(WarpRoom& room, const int32_t*
     int32_t own[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // Behind a list is what is below nothing.
-      own[i] = place + i < list.count ? first_entry + scattered[list.begin + place + i] : INT32_MAX;
+      // Behind a list is what is below nothing. Another kernel may have changed the indices meanwhile, so that entries
+      // are anything, but none is negative: then lists are wrong, but nothing else.
+      own[i] = place + i < list.count ? scattered[list.begin + place + i] & INT32_MAX : INT32_MAX;
     }
     room.entries[lane] = make_int4(own[0], own[1], own[2], own[3]);
     room.shifts[lane] = list.to - start * 4;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void order_short_lists(WarpRoom& room, const int32_t*
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int slot = i * 32 + lane, entry = places[slot];
-      if (entry >= 0) ordered[room.shifts[static_cast<uint32_t>(slot) / 4] + slot] = entry;
+      if (entry >= 0) ordered[room.shifts[static_cast<uint32_t>(slot) / 4] + slot] = first_entry + entry;
     }
     __syncwarp();  // the room may be written again
     first = __shfl_sync(0xffffffffu, end, 31 - __clz(static_cast<int>(takers)));
