@@ -24,7 +24,6 @@ struct Order {
 
   __device__ __forceinline__ void run() const {
     wait_for_primary_grid(false);
-    clear_rest();
     const uint32_t tokens = static_cast<uint32_t>(params.s_kv);
     const uint32_t groups = (tokens + params.group_tokens - 1) / params.group_tokens, units = groups * params.chunks;
 #pragma unroll 1
@@ -43,6 +42,7 @@ struct Order {
       }
       __syncthreads();  // all have read which are
     }
+    clear_rest();
   }
 
  private:
@@ -102,12 +102,12 @@ struct Order {
   // Nothing is behind the last list.
   __device__ __forceinline__ void clear_rest() const {
     uint32_t valid = 0;
-    if (params.s_kv != 0) {
-#pragma unroll 4
-      for (uint32_t chunk = 0; chunk < params.chunks; ++chunk) {
-        valid += static_cast<uint32_t>(row_ends_of(params, batch, chunk)[params.s_kv - 1]);
-      }
+    const uint32_t chunks = params.s_kv != 0 ? params.chunks : 0;
+#pragma unroll 1
+    for (uint32_t chunk = lane; chunk < chunks; chunk += 32) {
+      valid += static_cast<uint32_t>(row_ends_of(params, batch, chunk)[params.s_kv - 1]);
     }
+    valid = __reduce_add_sync(0xffffffffu, valid);
     const bool is_first = blockIdx.x == 0 && threadIdx.x == 0;
     if (is_first && params.chunks > 1) params.offsets[batch * params.offsets_batch + params.s_kv] = valid;
     const uint32_t end = static_cast<uint32_t>(all_entries(params));
