@@ -61,7 +61,6 @@ struct LeftProducer : Producer<Config, Cache, Element> {
       }
     }
     if (odd) this->repair(part, row, odd_lanes, buffer);
-    fence_async_shared();
     storage.full[stage][part].arrive();
   }
 

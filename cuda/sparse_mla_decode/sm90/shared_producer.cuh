@@ -203,7 +203,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
         if (part == kLastPart) convert_wide(rows, buffers, destination, stage);
         if (part == 1) load_part(rows, places, next_valid, 0);
         if (part == 1 || part == 2) load_part(rows, places, next_valid, part);
-        fence_async_shared();
         tell(part, stage, valid_lanes);
       }
       valid_lanes = next_valid;
