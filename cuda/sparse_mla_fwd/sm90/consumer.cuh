@@ -365,17 +365,15 @@ struct Consumer {
     // Scores that this consumer multiplies last, or never: then Q is free at once.
     const int last_pair = kWarpgroupIdx == 0 && single ? -1 : blocks / 2 - 1;
     if (blocks < 1 + kWarpgroupIdx) storage.q_free.arrive();
-    // Code that runs once is waited for where a CTA has few blocks.
-    constexpr bool kSkips = Config::kSplit;
     for (int pair = 0; pair < blocks / 2; ++pair) {
-      const bool fresh = kSkips && pair == 0;
+      const bool fresh = Config::kSkipsFresh && pair == 0;
       if constexpr (kWarpgroupIdx == 0) {
         first_of_pair(pair == last_pair, fresh);
       } else {
         second_of_pair(pair == last_pair, fresh);
       }
     }
-    if (single) single_block(kSkips && blocks == 1);
+    if (single) single_block(Config::kSkipsFresh && blocks == 1);
   }
 };
 
