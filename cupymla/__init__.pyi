@@ -2094,16 +2094,16 @@ class _IndexerBwd:
     def __call__(
         self, q: NDArray[Any], k: Any, weights: Any, grad_logits: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
-        dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
+        lists: Any = None, dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None,
+        dweights: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
 
     @overload
     def __call__(
         self, q: _Array, k: Any, weights: Any, grad_logits: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
-        dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
+        lists: Any = None, dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None,
+        dweights: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array, _Array]:
         """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 
@@ -2134,6 +2134,8 @@ class _IndexerBwd:
             relu: products below zero count as zero; without it [z > 0] is 1.
             deterministic: give the same bits on every run. A call on a GPU then sums dk in 32-bit integers, whose unit is
                 2^-30 of what all entries may add to the key, in a channel. Up to 2^29 entries in a batch entry.
+            lists: what `invert_indices(indices, L, topk_length=topk_length)` returns, so that a call can be given what
+                `sparse_mla_bwd` is. It is checked, and not read: integers have one sum in every order.
             dk_dtype: dtype of dk: None for k's, or "float32".
             dq: array to write, [T, H, D] of q's dtype, with strides as q's may have.
             dk: array to write, [L, D], with strides as k's may have. It is overwritten, not added to.
@@ -2160,24 +2162,24 @@ class _IndexerBwd:
     def prepare(
         self, q: NDArray[Any], k: Any, weights: Any, grad_logits: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
-        dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
+        lists: Any = None, dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None,
+        dweights: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
         self, q: _Array, k: Any, weights: Any, grad_logits: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
-        dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
+        lists: Any = None, dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None,
+        dweights: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]:
         """Do all of a call of `indexer_bwd` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(
         self, q: Any, k: Any, weights: Any, grad_logits: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True, deterministic: bool = False,
-        dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None, dweights: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
+        lists: Any = None, dk_dtype: Literal['float32'] | None = None, dq: Any = None, dk: Any = None,
+        dweights: Any = None, workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
         """How many bytes the `workspace` of a call of `indexer_bwd` with these arguments has to have at least; 0 where none"""
 

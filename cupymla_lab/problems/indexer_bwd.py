@@ -37,6 +37,7 @@ CASES: tuple[GradientCase, ...] = (
     _case(6, 50, 20, 20, "hostile", "values", values="hostile", dtype="fp16", channels=64),
     _case(6, 50, 20, 16, "hostile_det", "values", values="hostile", deterministic=True),
     _case(6, 200, 100, 16, "wide", "values", values="wide", dtype="fp16", deterministic=True),
+    _case(3, 60, 70, 16, "lists_det", "options", deterministic=True, given_lists=True),
     _case(3, 100, 90, 16, "batch_strided", "strides", batch=2, strided=True, lengths=True),
     _case(3, 100, 90, 16, "batch_strided_det", "strides", batch=2, strided=True, lengths=True, deterministic=True),
     _case(0, 100, 8, 16, "no_queries"),

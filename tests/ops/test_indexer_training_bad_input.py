@@ -40,6 +40,7 @@ ONE: dict[str, Wrong] = {
         ({"grad_logits": np.zeros((5, 6), np.float32)}, "'grad_logits': expected shape"),
         ({"deterministic": 1}, "'deterministic': expected True or False"),
         ({"dk_dtype": "bfloat16"}, "'dk_dtype': expected None or 'float32'"),
+        ({"lists": np.zeros(44, np.int32)}, "'lists': expected shape"),
         ({"dk": np.zeros((9, 64), np.float32)}, "'dk': expected dtype float16"),
         ({"dweights": np.zeros((5, 3), np.float16)}, "'dweights': expected dtype float32"),
     ],

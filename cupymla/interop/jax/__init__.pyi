@@ -412,7 +412,8 @@ def indexer_bwd(
     q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any],
     grad_logits: Array | NDArray[Any], indices: Array | NDArray[Any], *,
     topk_length: Array | NDArray[Any] | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-    relu: bool = True, deterministic: bool = False, dk_dtype: Literal['float32'] | None = None,
+    relu: bool = True, deterministic: bool = False, lists: Array | NDArray[Any] | None = None,
+    dk_dtype: Literal['float32'] | None = None,
 ) -> tuple[Array, Array, Array]:
     """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 

@@ -373,7 +373,8 @@ def indexer_loss(
 def indexer_bwd(
     q: Tensor, k: Tensor, weights: Tensor, grad_logits: Tensor, indices: Tensor, *,
     topk_length: Tensor | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-    relu: bool = True, deterministic: bool = False, dk_dtype: Literal['float32'] | None = None,
+    relu: bool = True, deterministic: bool = False, lists: Tensor | None = None,
+    dk_dtype: Literal['float32'] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a loss with respect to q, k and weights, from its gradient with respect to scores at selected keys.
 

@@ -24,6 +24,7 @@ def indexer_bwd(
     k_stride: int = 1,
     relu: bool = True,
     deterministic: bool = False,
+    lists: Any = None,
     dk_dtype: Literal["float32"] | None = None,
     dq: Any = None,
     dk: Any = None,
@@ -61,6 +62,8 @@ def indexer_bwd(
         relu: products below zero count as zero; without it [z > 0] is 1.
         deterministic: give the same bits on every run. A call on a GPU then sums dk in 32-bit integers, whose unit is
             2^-30 of what all entries may add to the key, in a channel. Up to 2^29 entries in a batch entry.
+        lists: what `invert_indices(indices, L, topk_length=topk_length)` returns, so that a call can be given what
+            `sparse_mla_bwd` is. It is checked, and not read: integers have one sum in every order.
         dk_dtype: dtype of dk: None for k's, or "float32".
         dq: array to write, [T, H, D] of q's dtype, with strides as q's may have.
         dk: array to write, [L, D], with strides as k's may have. It is overwritten, not added to.
@@ -82,6 +85,6 @@ def indexer_bwd(
 
     Source: derivatives of the index score of DeepSeek-V3.2, section 2.1, for its sparse training stage.
     """
-    arrays = (q, k, weights, grad_logits, indices, topk_length)
+    arrays = (q, k, weights, grad_logits, indices, topk_length, lists)
     options = (causal, q_start, k_stride, relu, deterministic, dk_dtype)
     return CALLS(arrays, options, (dq, dk, dweights, workspace), check_indices, stream)  # type: ignore[no-any-return]

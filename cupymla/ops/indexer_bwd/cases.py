@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..entry_lists import lists_by_token
 from ..indexer_cases import NamedKeysCase, counts, finished, lists, named, scored
+from ..mla_reference import batched
 from .spec import ARGUMENTS
 
 OUTPUTS = ARGUMENTS.results
@@ -23,12 +25,14 @@ class GradientCase(NamedKeysCase):
         values: also "hostile" for keys, gradients and weights that hold NaN and infinities; "wide" for rows of very
             different magnitudes.
         deterministic, dk_dtype: options.
+        given_lists: whether lists of entries by key are given.
     """
 
     defaults: ClassVar[dict[str, Any]] = NamedKeysCase.defaults | {"deterministic": False, "dk_dtype": None}
 
     deterministic: bool = False
     dk_dtype: str | None = None
+    given_lists: bool = False
 
 
 _case = partial(named, GradientCase)
@@ -61,6 +65,9 @@ def inputs(case: GradientCase, seed: int, xp: Any = np) -> dict[str, Any]:
         _spoil(q, k, weights, gradients, indices)
     arrays = {"q": q, "k": k, "weights": weights, "grad_logits": gradients, "indices": indices}
     arrays |= counts(case, rng)
+    if case.given_lists:
+        made = lists_by_token(batched(indices, 3), case.keys, None)
+        arrays["lists"] = made if case.batch is not None else made[0]
     return finished(case, arrays, xp)
 
 

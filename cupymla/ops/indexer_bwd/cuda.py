@@ -22,6 +22,8 @@ _AXES = {
     "dk": ("batch", "key"),
     "dweights": ("batch", "query", "head"),
 }
+_INPUTS = tuple(name for name in _AXES if name not in ARGUMENTS.results)
+
 _EVERY_AXIS = ("weights", "topk_length", "dweights")
 """Arrays whose axes all have a field; others end with a contiguous one that has none."""
 
@@ -88,7 +90,7 @@ class Binding(Launches):
     def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         record, layout = self._record, self._layout
-        for name in ARGUMENTS.inputs:
+        for name in _INPUTS:
             seen: View | None = getattr(views, name)
             setattr(record, name, None if seen is None else seen.ptr)
         record.dq, record.dk, record.dweights = results

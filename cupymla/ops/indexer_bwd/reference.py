@@ -70,10 +70,11 @@ def indexer_bwd(
     k_stride: int = 1,
     relu: bool = True,
     deterministic: bool = False,
+    lists: Array | None = None,
     dk_dtype: str | None = None,
     precision: Precision = "float64",
 ) -> tuple[Array, Array, Array]:
-    """dq, dk and dweights; arguments and shapes as the public function's. `deterministic` changes nothing here.
+    """dq, dk and dweights; arguments and shapes as the public function's. `deterministic` and `lists` change nothing.
 
     precision="float64": in float64 and returned in float64. "same": products as tensor cores round them; weights and
     gradients rounded to q's dtype where they enter a product; sums in float32, in a kernel's order but for dk; results

@@ -23,6 +23,7 @@ class Views:
     grad_logits: View
     indices: View
     topk_length: View | None = None
+    lists: View | None = None
     dq: View | None = None
     dk: View | None = None
     dweights: View | None = None
@@ -87,6 +88,7 @@ def read(
     k_stride: Any = 1,
     relu: Any = True,
     deterministic: Any = False,
+    lists: Any = None,
     dk_dtype: Any = None,
     dq: Any = None,
     dk: Any = None,
@@ -102,6 +104,7 @@ def read(
         weights=validation.given(weights, "weights", (*row, sizes["heads"]), ("float32", "bfloat16")),
         grad_logits=validation.given(grad_logits, "grad_logits", (*row, topk), ("float32",), "lists"),
         topk_length=validation.shaped(topk_length, "topk_length", row, ("int32",)),
+        lists=validation.shaped(lists, "lists", (*row[:-1], sizes["keys"] + 1 + row[-1] * topk), ("int32",), "lists"),
     )
     options = validation.chosen(ARGUMENTS, causal, q_start, k_stride, relu, deterministic, dk_dtype)
     problem = Problem(**sizes, weights_dtype=views.weights.dtype, options=options, device=views.q.device)
