@@ -204,3 +204,24 @@ def test_mapped_calls_are_not_taken_for_queries(shape: tuple[int, ...]) -> None:
     mapped = jax.vmap(lambda each: mla.invert_indices(each, 5))(indices)
     for number in range(4):
         np.testing.assert_array_equal(np.asarray(mapped[number]), cupymla.invert_indices(indices[number], 5))
+
+
+def test_a_mapped_backward_makes_and_takes_lists() -> None:
+    """One argument in every bridge: under `jit` and `vmap` the batch axis is the lists' too."""
+    jax = pytest.importorskip("jax")
+    from cupymla.interop import jax as mla
+
+    case = next(c for c in Subject("sparse_mla_bwd").cases.CASES if c.batch and "lists" in c.name)
+    given = Subject("sparse_mla_bwd").cases.inputs(case, 0)
+    arrays = {name: np.ascontiguousarray(array) for name, array in given.items() if isinstance(array, np.ndarray)}
+    options = {name: value for name, value in given.items() if name not in arrays}
+    lists = arrays.pop("lists")
+
+    def gradients(one: Any) -> Any:
+        made = mla.invert_indices(one["indices"], case.s_kv, topk_length=one.get("topk_length"))
+        return made, mla.sparse_mla_bwd(**one, **options, lists=made)[1]
+
+    found, dkv = jax.jit(jax.vmap(gradients))(arrays)
+    np.testing.assert_array_equal(np.asarray(found), lists)
+    want = cupymla.sparse_mla_bwd(**arrays, **options)[1]
+    np.testing.assert_array_equal(np.asarray(dkv).astype(np.float32), want.astype(np.float32))
