@@ -165,6 +165,10 @@ def _beside(row: report.BaselineRow | None) -> str:
     return (row.error or "").partition(":")[0] if row.us is None else _digits(row.us)
 
 
+_SHORT_US = 100.0
+"""What takes less has a part of an empty kernel's time that shows."""
+
+
 def performance(operator: str) -> str:
     """A performance table of an operator's page: every recorded case, and what was timed beside it.
 
@@ -177,8 +181,11 @@ def performance(operator: str) -> str:
     title = f"`{operator}`: " if registry.named(operator).family in families else ""
     if found is None:
         return report.marked_text(marker, f"{title}{'no' if title else 'No'} benchmark is recorded yet.")
-    peers = list(dict.fromkeys(row.label for row in found.baselines))
-    times = {(row.case, row.label): row for row in found.baselines}
+    # One that did not run has no version.
+    labels = {row.name: row.label for row in found.baselines if row.version}
+    labelled = [(row, row.label if row.version else labels.get(row.name, row.label)) for row in found.baselines]
+    peers = list(dict.fromkeys(label for _, label in labelled))
+    times = {(row.case, label): row for row, label in labelled}
     columns = ["case", "us", "TFLOPS", "TB/s", "bound", "share", *(f"{name}, us" for name in peers)]
     rows = [
         [
@@ -195,7 +202,9 @@ def performance(operator: str) -> str:
     limits = found.ceilings
     fp8 = limits.get("cublas_fp8_tflops")
     copied = any(row.bound == "copy" for row in found.rows)
-    copying = f", copying {limits['copy_tbps']:.2f} TB/s, an empty kernel {limits['empty_us']:.1f} us" if copied else ""
+    copying = f", copying {limits['copy_tbps']:.2f} TB/s" if copied else ""
+    if copied or min(row.us for row in found.rows) < _SHORT_US:
+        copying += f", an empty kernel {limits['empty_us']:.1f} us"
     heading = (
         f"{title}{found.gpu}, driver {found.driver}, {found.date}. Ceilings of the same run: cuBLAS bf16 "
         f"{limits['cublas_bf16_tflops']:.0f}{f', fp8 {fp8:.0f}' if fp8 else ''} TFLOPS, "

@@ -5,9 +5,9 @@ and with its indexer's: one problem on 1, 2, 4, ... of them.
 
 Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); of the layer
 (`interop.jax.dsa`) tokens are, and parameters are on every device; or its attention heads are, and every device has all
-tokens and scores all of them. The problem stays the same, so perfect scaling
-halves the time. Writes <out>/<gpu>/scaling.json; rows that are not measured now, such as those of more GPUs than there
-are, stay in it with their own date and commit.
+tokens and scores all of them. The problem stays the same, so perfect scaling halves the time. Writes
+<out>/<gpu>/scaling.json; rows that are not measured now, such as those of more GPUs than there are, stay in it with
+their own date and commit.
 """
 
 from __future__ import annotations

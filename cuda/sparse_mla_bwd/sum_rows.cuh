@@ -56,11 +56,15 @@ struct GivenList {
   const int32_t* list;
   int32_t count;
 
-  __device__ __forceinline__ GivenList(const Parameters& params, uint32_t batch, uint32_t token) {
+  // Two threads read where the list begins and ends, and tell the others: these wait for each other, so all must have
+  // one answer, whoever writes to lists meanwhile. `told`: in shared memory.
+  __device__ __forceinline__ GivenList(const Parameters& params, uint32_t batch, uint32_t token, int32_t* told) {
     const int32_t* const lists = params.lists + static_cast<int64_t>(batch) * params.lists_batch;
-    const int32_t all = params.s_q * params.topk;
-    const int32_t begin = max(min(lists[token], all), 0);
-    count = max(min(lists[token + 1], all) - begin, 0);
+    const int32_t all = params.s_q * params.topk;  // below 2^31, see spec.py
+    if (threadIdx.x < 2) told[threadIdx.x] = max(min(lists[token + threadIdx.x], all), 0);
+    __syncthreads();  // both are there
+    const int32_t begin = told[0];
+    count = max(told[1] - begin, 0);
     list = lists + params.s_kv + 1 + begin;
   }
 
@@ -133,17 +137,17 @@ struct SumRows {
 
   // Adds what the launch's queries have in the caller's lists; returns whether there is anything.
   __device__ __forceinline__ bool add_given(uint32_t batch, uint32_t token) {
-    const GivenList given(params, batch, token);
+    const GivenList given(params, batch, token, words);
     const int64_t before = static_cast<int64_t>(batch) * params.s_q;  // queries of other batch entries
     const int64_t last = min(params.query_end - before, static_cast<int64_t>(params.s_q));
     const int64_t first = min(max(params.query_begin - before, first_to_see(params, token)), last);
     const int warp = threadIdx.x / 32;
     if (warp < 2) {
       const int32_t place = given.below((warp == 0 ? first : last) * params.topk);
-      if (threadIdx.x % 32 == 0) words[warp] = place;
+      if (threadIdx.x % 32 == 0) words[2 + warp] = place;
     }
-    __syncthreads();  // where they begin and end
-    const int32_t begin = words[0], end = words[1];
+    __syncthreads();  // where the launch's part begins and ends
+    const int32_t begin = words[2], end = words[3];
     const int64_t number = (params.query_begin - before) * params.topk;  // of the launch's first entry
     for (int32_t piece = begin; piece < end; piece += kSorted) {
       const int32_t count = min(end - piece, kSorted);

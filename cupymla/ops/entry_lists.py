@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import InputError
+
 Array = npt.NDArray[Any]
 
 LIST_CTAS = 8
@@ -15,6 +17,9 @@ cuda/common/entry_lists.cuh."""
 
 MOST_RANGE_ROWS = 24576
 """Rows of a range at most, as `kMostRangeRows` there."""
+
+MOST_LISTED = 2**31 - 1024
+"""Numbers that lists of a batch entry have at most."""
 
 LEAST_RANGE_ROWS = 64
 """Rows that a range has for each of them, where there could be more ranges."""
@@ -42,3 +47,14 @@ def lists_by_token(indices: Array, s_kv: int, lengths: Array | None) -> Array:
         # Stable, so that a token's entries stay in ascending order.
         lists[number, s_kv + 1 : s_kv + 1 + len(numbers)] = numbers[np.argsort(tokens, kind="stable")]
     return lists
+
+
+def require_lists(lists: Array, indices: Array, s_kv: int, lengths: Array | None, operator: str) -> None:
+    """Raise InputError, in the name of `lists`, for those that `invert_indices` does not return for indices
+    [(batch,) s_q, topk] and lengths [(batch,) s_q]."""
+    rows = indices if indices.ndim == 3 else indices[None]
+    per_row = None if lengths is None else lengths.reshape(rows.shape[:2])
+    expected = lists_by_token(rows, s_kv, per_row).reshape(lists.shape)
+    for place in np.argwhere(lists != expected)[:1].tolist():
+        wanted = f"what invert_indices returns for these indices: {expected[tuple(place)]} at {place}"
+        raise InputError("lists", wanted, int(lists[tuple(place)]), operator=operator)

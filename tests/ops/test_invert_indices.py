@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated_kit import settings
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import CUDA, require_mirrored
@@ -15,6 +17,7 @@ from cupymla import arch
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops import entry_lists
 from cupymla.ops.invert_indices import cuda, plan, spec
+from cupymla_lab.emulated import emulated
 from cupymla_lab.subjects import Subject
 
 Array = np.ndarray[Any, Any]
@@ -207,7 +210,7 @@ def test_mapped_calls_are_not_taken_for_queries(shape: tuple[int, ...]) -> None:
 
 
 def test_a_mapped_backward_makes_and_takes_lists() -> None:
-    """One argument in every bridge: under `jit` and `vmap` the batch axis is the lists' too."""
+    """One argument in every bridge: under `jit` and `vmap` the batch axis is the lists' too. References read none."""
     jax = pytest.importorskip("jax")
     from cupymla.interop import jax as mla
 
@@ -223,5 +226,35 @@ def test_a_mapped_backward_makes_and_takes_lists() -> None:
 
     found, dkv = jax.jit(jax.vmap(gradients))(arrays)
     np.testing.assert_array_equal(np.asarray(found), lists)
-    want = cupymla.sparse_mla_bwd(**arrays, **options)[1]
+    want: Any = cupymla.sparse_mla_bwd(**arrays, **options)[1]  # type: ignore[call-overload]
     np.testing.assert_array_equal(np.asarray(dkv).astype(np.float32), want.astype(np.float32))
+
+
+# In the interpreter -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "name", ["q60_kv30_k60_random", "q700_kv3_k3_lists", "q40_kv100_k200_same", "q9_kv30_k600_hostile_lengths"]
+)
+def test_what_changes_between_two_reads_does_no_harm(name: str) -> None:
+    """Indices, lengths and a workspace of any numbers: lists are wrong then, and nothing is read or written beside."""
+    case: Any = next(c for c in SUBJECT.cases.CASES if c.name == name)
+    rng = np.random.default_rng(1)
+    with emulated("sm_90a", 3, replace(settings("random"), races="unchecked")) as machine:
+        inputs = SUBJECT.cases.inputs(case, 0)
+        size = plan.workspace_limit(spec.read(**inputs)[1])
+        inputs["workspace"] = rng.integers(0, 256, size + 16, dtype=np.uint8)
+        arguments = machine.arguments(inputs, ("workspace",))
+
+        def change(watched: Any, low: int, high: int) -> Any:
+            def changing(address: int, size: int, *_: object) -> None:
+                place = (address - watched.data.ptr) // 4
+                watched.host.reshape(-1)[place : place + size // 4] = rng.integers(low, high)
+
+            return changing
+
+        machine.watch(arguments["indices"], change(arguments["indices"], -1, case.s_kv + 1))
+        if "topk_length" in arguments:
+            machine.watch(arguments["topk_length"], change(arguments["topk_length"], -1, case.topk + 2))
+        machine.call(cupymla.invert_indices, **arguments)

@@ -19,7 +19,7 @@ import cupymla
 from cupymla import tensor
 from cupymla.errors import InputError
 from cupymla.ops.arguments import Check, Flag
-from cupymla.ops.sparse_mla_bwd import sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd import sparse_mla_bwd, spec
 from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 from cupymla.tensor import Device, View
 
@@ -340,8 +340,18 @@ def test_lists_of_other_indices_are_refused_where_values_are_looked_at() -> None
     sparse_mla_bwd(**given, check_indices=True)
     given["indices"][1, 2] = 3
     sparse_mla_bwd(**given)
-    with pytest.raises(InputError, match="'lists': expected what invert_indices returns"):
+    with pytest.raises(InputError, match=r"'lists': expected what invert_indices returns .* at \[1\], got "):
         sparse_mla_bwd(**given, check_indices=True)
+
+
+def test_lists_count_in_31_bits() -> None:
+    """Kernels count what the lists of a batch entry hold in 32 bits with a sign."""
+    names = ("q", "out", "dout", "lse")
+    wide = {name: np.broadcast_to(array_for(name)[:1], (2048, *array_for(name).shape[1:])) for name in names}
+    indices = np.broadcast_to(np.zeros((1, 1 << 20), np.int32), (2048, 1 << 20))
+    given: dict[str, Any] = {**wide, "kv": array_for("kv"), "indices": indices}
+    with pytest.raises(InputError, match="'lists': expected None with more than 2147482624 numbers"):
+        spec.read(**given, lists=np.zeros(3, np.int32))
 
 
 def test_d_sink_and_attn_dist_sink_need_attn_sink() -> None:

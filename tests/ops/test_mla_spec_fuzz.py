@@ -98,6 +98,7 @@ def calls(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         **dict.fromkeys(("dist", "attn_dist"), (rows, np.float32)),
         "indices": (rows, np.int32),
         "topk_length": ((*lead, s_q), np.int32),
+        "lists": ((*lead, s_kv + 1 + s_q * topk), np.int32),
         "p": ((*heads, topk), np.float32),
     }
     chosen = [*required, *(name for name in optional if draw(st.integers(0, 2)) == 0)]

@@ -98,14 +98,39 @@ def test_chunks_of_queries_add_up(machine: Emulated, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("lists", [[INT_MAX] * 91, [INT_MIN] * 91, [0, *[280] * 90], list(range(280, 189, -1))])
-def test_lists_that_are_none_are_read_within_bounds(machine: Emulated, lists: list[int]) -> None:
-    """Sums are wrong then, and nothing else."""
-    given = SUBJECT.cases.inputs(case(64, 4, 70, 90, sink="finite"), 1)
-    entries = np.resize(np.array([INT_MAX, -1, 279, 280, INT_MIN, 5]), 280)
-    found = machine.results(SUBJECT, given | {"lists": np.array([*lists, *entries], np.int32)})
-    expected = machine.results(SUBJECT, given)
+@pytest.mark.parametrize("bad", [[INT_MAX] * 40, [INT_MIN] * 40, list(range(280, 240, -1))])
+@pytest.mark.parametrize(("heads", "dkv_dtype"), [(64, None), (5, "float32"), (100, None)])
+def test_lists_that_are_none_are_read_within_bounds(bad: list[int], heads: int, dkv_dtype: str | None) -> None:
+    """Sums of the tokens with such lists are wrong then, and nothing else."""
+    problem = case(heads, 4, 70, 90, sink="finite", wants_lists=True, dkv_dtype=dkv_dtype)
+    given = SUBJECT.cases.inputs(problem, 1)
+    lists = given["lists"].copy()
+    lists[51:91] = bad
+    # Entries of the last tokens, and what is behind them.
+    rest = lists[91 + lists[50] :]
+    rest[...] = np.resize(np.array([INT_MAX, -1, 279, 280, INT_MIN, 5], np.int32), len(rest))
+    with emulated("sm_90a", 2, settings("random", 3)) as made:
+        found = made.results(SUBJECT, given | {"lists": lists})
+        expected = made.results(SUBJECT, given)
+    np.testing.assert_array_equal(found["dkv"][:50], expected["dkv"][:50])
     np.testing.assert_array_equal(found["dq"], expected["dq"])
+
+
+@pytest.mark.compile
+def test_lists_that_change_between_two_reads_do_no_harm() -> None:
+    given = SUBJECT.cases.inputs(case(64, 4, 70, 9, sink="finite", wants_lists=True), 1)
+    rng = np.random.default_rng(2)
+    with emulated("sm_90a", 2, replace(settings("random", 3), races="unchecked")) as made:
+        # All of it written, as rows that nobody has stored may be added.
+        arguments = made.arguments(given | {"workspace": np.zeros(1 << 22, np.uint8)}, ("workspace",))
+        lists = arguments["lists"]
+
+        def changing(address: int, size: int, *_: object) -> None:
+            place = (address - lists.data.ptr) // 4
+            lists.host[place : place + size // 4] = rng.integers(-300, 600)
+
+        made.watch(lists, changing)
+        made.call(SUBJECT.call, **arguments)
 
 
 @pytest.mark.compile

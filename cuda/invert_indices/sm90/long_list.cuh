@@ -120,7 +120,7 @@ struct LongList {
   __device__ __forceinline__ bool begin_runs(uint32_t queries) const {
     int32_t before = 0;
     bool repeated = false;
-#pragma unroll 2  // registers are few where six CTAs share a multiprocessor
+#pragma unroll 2  // registers are few where five CTAs share a multiprocessor
     for (uint32_t i = 0; i < kPart && warp * kPart + i < queries; i += 128) {
       int4& own = *reinterpret_cast<int4*>(storage.counts + warp * kPart + i + lane * 4);
       const int4 counts = own;

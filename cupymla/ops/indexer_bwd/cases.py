@@ -66,7 +66,8 @@ def inputs(case: GradientCase, seed: int, xp: Any = np) -> dict[str, Any]:
     arrays = {"q": q, "k": k, "weights": weights, "grad_logits": gradients, "indices": indices}
     arrays |= counts(case, rng)
     if case.given_lists:
-        made = lists_by_token(batched(indices, 3), case.keys, None)
+        lengths = batched(arrays["topk_length"], 2) if case.lengths else None
+        made = lists_by_token(batched(indices, 3), case.keys, lengths)
         arrays["lists"] = made if case.batch is not None else made[0]
     return finished(case, arrays, xp)
 

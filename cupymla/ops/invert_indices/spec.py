@@ -8,6 +8,7 @@ from typing import Any
 
 from ...tensor import Device, View
 from ..arguments import Arguments, Integer, option
+from ..entry_lists import MOST_LISTED
 from ..indexer_validation import MAX_EXTENT, MAX_NAMED, Validation
 
 OPERATOR = "invert_indices"
@@ -107,10 +108,10 @@ def read(
     lengths = None if topk_length is None else validation.view(topk_length, "topk_length", ("int32",))
     lead, queries = lead_and_queries(seen.shape, None if lengths is None else lengths.ndim)
     topk = validation.extent(seen, "indices", -1, "entries of a query, topk", least=1, most=MAX_NAMED)
-    if queries * topk > MAX_NAMED:
-        raise validation.error("indices", f"at most {MAX_NAMED} entries, s_q * topk", queries * topk)
-    if options.s_kv + 1 > MAX_NAMED - queries * topk:
-        raise validation.error("s_kv", f"with {queries * topk} entries fewer than {MAX_NAMED} in all", options.s_kv)
+    if queries * topk > MOST_LISTED:
+        raise validation.error("indices", f"at most {MOST_LISTED} entries, s_q * topk", queries * topk)
+    if options.s_kv + 1 > MOST_LISTED - queries * topk:
+        raise validation.error("s_kv", f"with {queries * topk} entries fewer than {MOST_LISTED} in all", options.s_kv)
     if lengths is not None:
         if lengths.shape != (*lead, queries):
             raise validation.error("topk_length", f"shape {[*lead, queries]}", list(lengths.shape))

@@ -11,6 +11,7 @@ from ...tensor import View
 from .. import mla
 from .. import workspace as workspaces
 from ..arguments import Arguments, Choice, Flag, option
+from ..entry_lists import MOST_LISTED
 
 OPERATOR = "sparse_mla_bwd"
 
@@ -103,7 +104,10 @@ def _checked(views: Views, shared: mla.MlaProblem[Options], outputs: tuple[Any, 
 def _check_lists(lists: View | None, q: View, shared: mla.MlaProblem[Options]) -> None:
     if lists is not None:
         lead = () if shared.batch is None else (shared.batch,)
-        shape = (*lead, shared.s_kv + 1 + shared.s_q * shared.topk)
+        count = shared.s_kv + 1 + shared.s_q * shared.topk
+        if count > MOST_LISTED:
+            raise InputError("lists", f"None with more than {MOST_LISTED} numbers, s_kv + 1 + s_q * topk", count)
+        shape = (*lead, count)
         mla.check_array(lists, "lists", shape, "int32", q, "lists")
 
 
