@@ -2135,7 +2135,7 @@ class _IndexerBwd:
             deterministic: give the same bits on every run. A call on a GPU then sums dk in 32-bit integers, whose unit is
                 2^-30 of what all entries may add to the key, in a channel. Up to 2^29 entries in a batch entry.
             lists: what `invert_indices(indices, L, topk_length=topk_length)` returns, so that a call can be given what
-                `sparse_mla_bwd` is. It is checked, and not read: integers have one sum in every order.
+                `sparse_mla_bwd` is. Only `check_indices` reads it: integers have one sum in every order.
             dk_dtype: dtype of dk: None for k's, or "float32".
             dq: array to write, [T, H, D] of q's dtype, with strides as q's may have.
             dk: array to write, [L, D], with strides as k's may have. It is overwritten, not added to.
@@ -2143,8 +2143,8 @@ class _IndexerBwd:
             workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
                 `indexer_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
                 Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
-            check_indices: look at the entries that count and raise InputError for one that is neither -1 nor in [0, L).
-                Waits for the stream.
+            check_indices: look at the entries that count and raise InputError for one that is neither -1 nor in [0, L), and
+                for lists of other indices. Waits for the stream.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
                 of q's framework by default. It means nothing on the CPU.
 
