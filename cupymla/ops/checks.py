@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..tensor import Device, View
 from .arguments import Arguments, Check, OptionsT
 from .dtypes import dtype_got
+from .entry_lists import lists_by_token
 
 
 class Checks:
@@ -94,3 +95,19 @@ def require_entries(ids: Any, lengths: Any, limit: int, argument: str, operator:
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         expected = f"values from -1 to {limit - 1}"
         raise InputError(argument, expected, f"{int(ids[place])} at {list(place)}", operator)
+
+
+def look_at_lists(
+    lists: View | None, indices: View, topk_length: View | None, s_kv: int, stream: object, operator: str
+) -> None:
+    """Raise InputError for lists that `invert_indices` does not return for these indices and lengths. Waits for
+    `stream`, None for the current one, when the arrays are on a GPU."""
+    if lists is None:
+        return
+    lengths = None if topk_length is None else tensor.fetched(topk_length, stream)
+    rows, found = tensor.fetched(indices, stream), tensor.fetched(lists, stream)
+    # The optional axis of extent 1 taken out.
+    expected = lists_by_token(rows[..., 0, :] if rows.ndim == found.ndim + 2 else rows, s_kv, lengths)
+    for place in map(tuple, np.argwhere(found != expected)[:1].tolist()):
+        wanted = f"what invert_indices returns for these indices: {expected[place]} at {list(place)}"
+        raise InputError("lists", wanted, int(found[place]), operator)

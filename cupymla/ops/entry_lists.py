@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-
 Array = npt.NDArray[Any]
 
 LIST_CTAS = 8
@@ -33,28 +31,18 @@ def list_ranges(kv_rows: int, chunks: int, multiprocessors: int) -> int:
 
 
 def lists_by_token(indices: Array, s_kv: int, lengths: Array | None) -> Array:
-    """What `invert_indices` returns, for indices [batch, s_q, topk] and lengths [batch, s_q]: [batch, ...]."""
-    batch, queries, topk = indices.shape
+    """What `invert_indices` returns, for indices [(batch,) s_q, topk] and lengths [(batch,) s_q]."""
+    *lead, queries, topk = indices.shape
     valid = (indices >= 0) & (indices < s_kv)
     if lengths is not None:
         valid &= np.arange(topk) < lengths[..., None]
-    lists = np.full((batch, s_kv + 1 + queries * topk), -1, np.int32)
-    lists[:, 0] = 0
-    for number in range(batch):
-        numbers = np.flatnonzero(valid[number])
-        tokens = indices[number].reshape(-1)[numbers]
-        lists[number, 1 : s_kv + 1] = np.cumsum(np.bincount(tokens, minlength=s_kv))
+    lists = np.full((*lead, s_kv + 1 + queries * topk), -1, np.int32)
+    for entry in np.ndindex(*lead):
+        offsets, entries = lists[entry][: s_kv + 1], lists[entry][s_kv + 1 :]
+        numbers = np.flatnonzero(valid[entry])
+        tokens = indices[entry].reshape(-1)[numbers]
+        offsets[0] = 0
+        offsets[1:] = np.cumsum(np.bincount(tokens, minlength=s_kv))
         # Stable, so that a token's entries stay in ascending order.
-        lists[number, s_kv + 1 : s_kv + 1 + len(numbers)] = numbers[np.argsort(tokens, kind="stable")]
+        entries[: len(numbers)] = numbers[np.argsort(tokens, kind="stable")]
     return lists
-
-
-def require_lists(lists: Array, indices: Array, s_kv: int, lengths: Array | None, operator: str) -> None:
-    """Raise InputError, in the name of `lists`, for those that `invert_indices` does not return for indices
-    [(batch,) s_q, topk] and lengths [(batch,) s_q]."""
-    rows = indices if indices.ndim == 3 else indices[None]
-    per_row = None if lengths is None else lengths.reshape(rows.shape[:2])
-    expected = lists_by_token(rows, s_kv, per_row).reshape(lists.shape)
-    for place in np.argwhere(lists != expected)[:1].tolist():
-        wanted = f"what invert_indices returns for these indices: {expected[tuple(place)]} at {place}"
-        raise InputError("lists", wanted, int(lists[tuple(place)]), operator=operator)

@@ -153,9 +153,7 @@ def _lists(case: MlaCase, indices: Array, topk_length: Array | None, xp: Any) ->
     """Lists of all entries by token, where they are wanted."""
     if not case.wants_lists:
         return {}
-    lengths = None if topk_length is None else batched(topk_length, 2)
-    lists = lists_by_token(batched(indices, 3), case.s_kv, lengths)
-    lists = lists[0] if case.batch is None else lists
+    lists = lists_by_token(indices, case.s_kv, topk_length)
     if case.layout == "strided" and case.batch is not None:
         lists = np.concatenate((lists, np.full_like(lists[..., :3], -1)), -1)
     made: Any = on(xp, lists)

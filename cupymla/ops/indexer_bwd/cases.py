@@ -10,7 +10,6 @@ import numpy as np
 
 from ..entry_lists import lists_by_token
 from ..indexer_cases import NamedKeysCase, counts, finished, lists, named, scored
-from ..mla_reference import batched
 from .spec import ARGUMENTS
 
 OUTPUTS = ARGUMENTS.results
@@ -66,9 +65,7 @@ def inputs(case: GradientCase, seed: int, xp: Any = np) -> dict[str, Any]:
     arrays = {"q": q, "k": k, "weights": weights, "grad_logits": gradients, "indices": indices}
     arrays |= counts(case, rng)
     if case.given_lists:
-        lengths = batched(arrays["topk_length"], 2) if case.lengths else None
-        made = lists_by_token(batched(indices, 3), case.keys, lengths)
-        arrays["lists"] = made if case.batch is not None else made[0]
+        arrays["lists"] = lists_by_token(indices, case.keys, arrays.get("topk_length"))
     return finished(case, arrays, xp)
 
 

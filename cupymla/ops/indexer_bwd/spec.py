@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ... import tensor
 from ...tensor import Device, View
 from ..arguments import Arguments, Choice, Flag, option
-from ..entry_lists import require_lists
+from ..checks import look_at_lists
 from ..indexer_validation import NamedKeys, Validation, look_at_named_keys
 from ..mla import MaskOptions
 
@@ -119,7 +118,4 @@ def read(
 def look(views: Views, problem: Problem, stream: object) -> None:
     """As `look_at_named_keys`, and at lists whether they are those of indices."""
     look_at_named_keys(views.indices, views.topk_length, problem.keys, stream, OPERATOR)
-    if views.lists is not None:
-        lengths = None if views.topk_length is None else tensor.fetched(views.topk_length, stream)
-        lists, indices = (tensor.fetched(view, stream) for view in (views.lists, views.indices))
-        require_lists(lists, indices, problem.keys, lengths, OPERATOR)
+    look_at_lists(views.lists, views.indices, views.topk_length, problem.keys, stream, OPERATOR)

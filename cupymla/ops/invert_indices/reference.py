@@ -15,8 +15,4 @@ Array = npt.NDArray[Any]
 def invert_indices(indices: Array, s_kv: int, *, topk_length: Array | None = None, precision: str = "float64") -> Array:
     """lists, int32; arguments and shapes as the public function's. `precision` changes nothing."""
     lead, queries = lead_and_queries(indices.shape, None if topk_length is None else topk_length.ndim)
-    topk = indices.shape[-1]
-    batch = lead[0] if lead else 1
-    lengths = None if topk_length is None else topk_length.reshape(batch, queries)
-    lists = lists_by_token(indices.reshape(batch, queries, topk), s_kv, lengths)
-    return lists.reshape(*lead, s_kv + 1 + queries * topk)
+    return lists_by_token(indices.reshape(*lead, queries, indices.shape[-1]), s_kv, topk_length)

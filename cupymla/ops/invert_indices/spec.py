@@ -9,7 +9,7 @@ from typing import Any
 from ...tensor import Device, View
 from ..arguments import Arguments, Integer, option
 from ..entry_lists import MOST_LISTED
-from ..indexer_validation import MAX_EXTENT, MAX_NAMED, Validation
+from ..indexer_validation import MAX_EXTENT, Validation
 
 OPERATOR = "invert_indices"
 
@@ -107,7 +107,7 @@ def read(
     options = validation.chosen(ARGUMENTS, s_kv)
     lengths = None if topk_length is None else validation.view(topk_length, "topk_length", ("int32",))
     lead, queries = lead_and_queries(seen.shape, None if lengths is None else lengths.ndim)
-    topk = validation.extent(seen, "indices", -1, "entries of a query, topk", least=1, most=MAX_NAMED)
+    topk = validation.extent(seen, "indices", -1, "entries of a query, topk", least=1, most=MOST_LISTED)
     if queries * topk > MOST_LISTED:
         raise validation.error("indices", f"at most {MOST_LISTED} entries, s_q * topk", queries * topk)
     if options.s_kv + 1 > MOST_LISTED - queries * topk:

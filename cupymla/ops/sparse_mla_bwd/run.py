@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import tensor
 from ...arch import Gpu
 from ...build import KernelSource
 from ..calls import Calls
-from ..entry_lists import require_lists
+from ..checks import look_at_lists
 from ..mla import by_reference
 from . import cuda, plan, reference
 from .spec import ARGUMENTS, OPERATOR, VALIDATION, Problem, Views, read
@@ -17,13 +16,7 @@ from .spec import ARGUMENTS, OPERATOR, VALIDATION, Problem, Views, read
 def look(views: Views, problem: Problem, stream: object) -> None:
     """Look at the values of indices, and of lists whether they are theirs. Raises InputError; waits for the stream."""
     VALIDATION.look(views, problem, stream)
-    if views.lists is None:
-        return
-    shared = problem.shared
-    lead = () if shared.batch is None else (shared.batch,)
-    indices = tensor.fetched(views.indices, stream).reshape(*lead, shared.s_q, shared.topk)
-    lengths = None if views.topk_length is None else tensor.fetched(views.topk_length, stream)
-    require_lists(tensor.fetched(views.lists, stream), indices, shared.s_kv, lengths, OPERATOR)
+    look_at_lists(views.lists, views.indices, views.topk_length, problem.shared.s_kv, stream, OPERATOR)
 
 
 CALLS = Calls(

@@ -72,27 +72,28 @@ def list_bytes_of_group(problem: Problem, queries: int) -> int:
     return list_bytes(problem, queries) + group_word_bytes(problem)
 
 
+def _lists_many(problem: Problem, queries: int, arch_name: str) -> bool:
+    """Whether a call lists entries, or query groups' rows, and its kernels those of several chunks at once."""
+    has_none = not problem.shared.options.deterministic or (queries == 1 and problem.has_lists)
+    return arch_name in MANY_LISTS_ARCHS and not has_none
+
+
 def lists(problem: Problem, chunk: int, queries: int, arch_name: str) -> int:
     """Of how many chunks entries, or query groups' rows, are listed at a time: as many as there are, or as have
     room."""
-    shared = problem.shared
-    if not (arch_name in MANY_LISTS_ARCHS and shared.options.deterministic):
-        return 1
-    if queries == 1 and problem.has_lists:
+    if not _lists_many(problem, queries, arch_name):
         return 1
     if queries > 1:
         each = chunk * list_bytes_of_group(problem, queries)
     else:
-        each = 4 * (chunk * shared.topk + all_kv_rows(problem))
+        each = 4 * (chunk * problem.shared.topk + all_kv_rows(problem))
     chunks = -(-all_query_groups(problem, queries) // chunk)
     return max(1, min(chunks, MAX_LISTS, sizes.LIST_BYTES // max(each, 1)))
 
 
 def further_lists_limit(problem: Problem, smallest_chunk: int, queries: int, arch_name: str) -> int:
     """What lists take at most beside one chunk's, where those of several chunks, none smaller, are made at once."""
-    if not (arch_name in MANY_LISTS_ARCHS and problem.shared.options.deterministic):
-        return 0
-    if queries == 1 and problem.has_lists:
+    if not _lists_many(problem, queries, arch_name):
         return 0
     groups = all_query_groups(problem, queries)
     if queries > 1:
