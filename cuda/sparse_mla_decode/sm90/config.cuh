@@ -30,6 +30,7 @@ template <int kDQk, uint32_t kSharersArg, bool kConsumersConvertArg>
 struct ManyHeads : KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg> {
   using Base = KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg>;
   static constexpr bool kSplit = true;
+  static constexpr bool kSkipsFresh = true;  // a CTA with few blocks waits for instructions
   static constexpr int kMaxCluster = 16;
   // The producer has two steps of a row and its scales in registers.
   static constexpr int kProducerRegisters = 104;
@@ -41,6 +42,7 @@ struct ManyHeads : KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg> {
 template <int kDQk, int kHeadsArg>
 struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
   using Base = sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true>;
+  static constexpr bool kSkipsFresh = true;
   static constexpr bool kConsumersConvert = false;
   static constexpr int kProducerRegisters = 104;
   static constexpr int kConsumerRegisters[] = {224, 176};  // scores, values

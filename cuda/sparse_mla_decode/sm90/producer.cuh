@@ -2,6 +2,10 @@
 // entries are valid. Each warp serves sixteen consecutive entries of a block of 64: lane l looks for the row of entry
 // l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. shared_producer.cuh has what
 // is different where two CTAs share rows.
+//
+// Who takes a block's scores orders what is written here with the products, by its own fence of the asynchronous proxy,
+// and who takes values of the block waits for P, which comes behind that. A fence here would be one more, and ptxas
+// makes it a barrier of all accesses, loads that are on their way included.
 #pragma once
 
 #include "../../common/async_copy.cuh"
@@ -435,9 +439,6 @@ struct Producer {
       if constexpr (kFolds) {
         if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, buffer);
       }
-      // Values are multiplied behind the fences of those who take the scores, which is enough as specified; as
-      // CUTLASS does it, who writes fences as well.
-      fence_async_shared();
       if (part == kLastPart) tell_valid(stage, valid_lanes);
       storage.full[stage][part].arrive();
       if (part == 0) amid();

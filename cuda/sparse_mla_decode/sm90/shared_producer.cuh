@@ -1,6 +1,8 @@
 // The producer where two CTAs of neighbouring heads take the same blocks: each converts half of a block's rows, for
 // both. A warp brings in eight rows, and looks at the validity of eight more, which the other CTA's same warp brings
-// in. Rows come into registers while the block before is converted: so no buffer is waited for before memory is.
+// in. Rows come into registers while the block before is converted: so no buffer is waited for before memory is. Those
+// of the last part are asked for when that block has gone: loads have one scoreboard, and who waits for one waits for
+// all, so that none is asked for shortly before a wait.
 #pragma once
 
 #include "producer.cuh"
@@ -45,6 +47,13 @@ struct SharedProducer : Producer<Config, Cache, Element> {
           if (valid) load_row_8(rows.wide[pass][i], from + i * 8);
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void load_part(Rows& rows, const Places& places, uint32_t valid_lanes, int part) const {
+#pragma unroll
+    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+      load(rows, places, valid_lanes, tile);
     }
   }
 
@@ -156,27 +165,34 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     Scales<Cache> scales;
     scales.load(row, this->is_own());
     Rows rows;
-    const Places first = this->template places_of<kCodes>(row);
+    Places places = this->template places_of<kCodes>(row);
 #pragma unroll
-    for (int tile = 0; tile < Cache::kTiles; ++tile) load(rows, first, valid_lanes, tile);
+    for (int part = 0; part < kLastPart; ++part) load_part(rows, places, valid_lanes, part);
     for (int32_t block = begin; block < end; ++block) {
       const auto buffer = this->take_buffer(state, phases, block);
       const int stage = buffer.stage(0);
+      uint32_t scale_words[kPasses];
+      const bool odd = !scales.fold();
+      // Of each part, whether it has what does not fold. Waits for the loads before.
+      bool any[Config::kParts];
+#pragma unroll
+      for (int part = 0; part < kLastPart; ++part) any[part] = __any_sync(0xffffffffu, odd | has_nan_code(rows, part));
+      this->enter(0, buffer);
+      load_part(rows, places, valid_lanes, kLastPart);
       const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
-      const Places places = this->template places_of<kCodes>(next);
+      places = this->template places_of<kCodes>(next);
       Scales<Cache> next_scales;
       next_scales.load(next, this->is_own());
-      uint32_t scale_words[kPasses];
-      const bool odd = __any_sync(0xffffffffu, !scales.fold());
+      const int32_t later_slot = this->slot_of(block + 3);
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
-        const bool any = odd || __any_sync(0xffffffffu, has_nan_code(rows, part));
-        this->enter(part, buffer);
+        if (part > 0) this->enter(part, buffer);
+        if (part == 1) any[kLastPart] = __any_sync(0xffffffffu, odd | has_nan_code(rows, kLastPart));
         const Buffers buffers(storage, part, stage);
         this->take_scales(scales, scale_words);
         scales.next_part();
         const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
-        if (!any) {
+        if (!any[part]) {
 #pragma unroll
           for (int tile = Config::part_begin(part); tile < end_tile; ++tile) {
             convert(rows, scale_words, buffers, destination, stage, tile);
@@ -185,18 +201,15 @@ struct SharedProducer : Producer<Config, Cache, Element> {
           convert_any(part, row, buffers, stage);
         }
         if (part == kLastPart) convert_wide(rows, buffers, destination, stage);
-#pragma unroll
-        for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-          load(rows, places, next_valid, tile);
-        }
-        fence_async_shared();
+        if (part == 1) load_part(rows, places, next_valid, 0);
+        if (part == 1 || part == 2) load_part(rows, places, next_valid, part);
         tell(part, stage, valid_lanes);
       }
       valid_lanes = next_valid;
       scales = next_scales;
       row = next;
       next = this->row_of(block + 2, slot);
-      slot = this->slot_of(block + 3);
+      slot = later_slot;
     }
   }
 };

@@ -67,17 +67,15 @@ __device__ __forceinline__ void attend(Half&& half, const Parameters& params, co
   half.accumulate();
   const sparse_mla_fwd::Query query(params, work.token);
   if (work.parts == 1) {
+    // Nobody leaves while the other may still free a buffer for it. Ahead of the result, which it would wait for.
+    if constexpr (ThisConfig::kSharers > 1) cluster_arrive();
     if (gridDim.y == 1) {
       store_whole(half, query);
     } else {
       griddepcontrol_launch_dependents();
       store_share(half, PartialResult{params, work.token});
     }
-    if constexpr (ThisConfig::kSharers > 1) {
-      // Nobody leaves while the other may still free a buffer for it.
-      cluster_arrive();
-      cluster_wait();
-    }
+    if constexpr (ThisConfig::kSharers > 1) cluster_wait();
   } else {
     leave(half);
     sparse_mla_fwd::merge_parts<Element>(half.storage, params, query, work, kWarpgroupIdx);

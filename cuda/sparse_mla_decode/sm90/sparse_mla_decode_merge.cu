@@ -5,6 +5,8 @@
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
+#include "../../common/registers.cuh"
+#include "../../common/row_access.cuh"
 #include "shares.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -24,19 +26,24 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThread
   const int32_t head = static_cast<int32_t>(blockIdx.x - token * static_cast<uint32_t>(params.h_q));
   const int column = static_cast<int>(threadIdx.x) * kColumns;
   const sparse_mla_fwd::Query query(params, token);
-  // All shares together are 64 MiB at most, so one is not further than 32 bits from the first. One multiplication is
-  // then what a load takes: instructions are waited for, as they run once.
+  // All shares together are 64 MiB at most, so one is not further than 32 bits from the first. An addition is then what
+  // the next load takes: instructions are waited for, as they run once.
   const int64_t place = share_place(params, 0, token, head);
   const float4* const statistics = params.share_statistics + place;
-  const float* const outputs = params.share_outputs + place * 512 + column;
+  const uint8_t* line = reinterpret_cast<const uint8_t*>(params.share_outputs + place * 512 + column);
   const uint32_t heads = static_cast<uint32_t>(params.share_heads);
 
   griddepcontrol_wait();
   const float4 left = statistics[min(threadIdx.x % 32, shares - 1) * heads];
   const sparse_mla_fwd::RowStatistics own{left.x, left.y, left.z, left.w != 0.f};
   sparse_mla_fwd::RowStatistics merged;
-  const float4 sum = sparse_mla_fwd::add_parts<kBatch>(own, shares, merged, [&](uint32_t share) {
-    return *reinterpret_cast<const float4*>(outputs + share * (heads * 512));
+  const float4 sum = sparse_mla_fwd::add_parts<kBatch>(own, shares, merged, [&](uint32_t) {  // in their order
+    uint32_t words[4];
+    load_row_16(words[0], words[1], words[2], words[3], line);
+    line += heads * 2048u;
+    make_opaque(line);
+    return make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
+                       __uint_as_float(words[3]));
   });
   sparse_mla_fwd::store_merged<Element>(params, query, head, column, merged, sum);
 }

@@ -12,6 +12,7 @@ template <int kDQkArg, int kHeadsArg, bool kSplitArg>
 struct Sizes {
   static constexpr bool kSplit = kSplitArg;      // whether the CTAs of a cluster share the entries of a query
   static constexpr int kMaxCluster = kSplit ? 16 : 1;
+  static constexpr bool kSkipsFresh = false;     // whether output that is zero yet is not multiplied
   static constexpr uint32_t kSharers = 1;        // CTAs that bring in the rows of a block for each other
   using FreeBarrier = Mbarrier;                  // through which a consumer frees a key buffer
   static constexpr int kDQk = kDQkArg;           // channels of a key

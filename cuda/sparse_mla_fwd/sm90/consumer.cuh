@@ -161,8 +161,9 @@ struct Consumer {
     coarse = __any_sync(0xffffffffu, is_coarse(new_base[0]) || is_coarse(new_base[1]));
   }
 
-  // Brings output and row sums to a new base, if it is one. No product may be in flight.
-  __device__ __forceinline__ void move_base(const float (&new_base)[2]) {
+  // Brings output and row sums to a new base, if it is one. No product may be in flight. `fresh` output is zero yet: it
+  // stays what it is, and the code that would bring it is not waited for.
+  __device__ __forceinline__ void move_base(const float (&new_base)[2], bool fresh = false) {
     if (!moves(new_base)) return;
     if constexpr (!kAnyScale) note_coarseness(new_base);
     float factor[2];
@@ -172,6 +173,7 @@ struct Consumer {
       row_sum[r] *= factor[r];
       base[r] = new_base[r];
     }
+    if (fresh) return;
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output[i] *= factor[(i / 2) % 2];
   }
@@ -285,7 +287,7 @@ struct Consumer {
   }
 
   // Consumer 0 up to its P V, which is left in flight.
-  __device__ __forceinline__ void first_block(bool last) {
+  __device__ __forceinline__ void first_block(bool last, bool fresh) {
     float block_max[2], new_base[2], block_sum[2];
     issue_scores();
     finish_scores(last);
@@ -295,15 +297,15 @@ struct Consumer {
     storage.base_ready.arrive();
     exponentials(new_base, block_sum);
     publish();
-    if (moved) move_base(new_base);
+    if (moved) move_base(new_base, fresh);
     add_sums(block_sum);
     issue_own_values();
   }
 
   // Consumer 0 on a pair of blocks: its own comes first, then the other's.
-  __device__ __forceinline__ void first_of_pair(bool last) {
+  __device__ __forceinline__ void first_of_pair(bool last, bool fresh) {
     float new_base[2];
-    first_block(last);
+    first_block(last, fresh);
     finish_values(kWarpgroupIdx);
     wait_for_other_probabilities();
     read_base(new_base);
@@ -314,13 +316,13 @@ struct Consumer {
 
   // Consumer 1 on a pair: the other's block comes first, but only its base is needed for the own softmax, under most of
   // which tensor cores have the other's products. Its scores come later than the other's, and so does its softmax.
-  __device__ __forceinline__ void second_of_pair(bool last) {
+  __device__ __forceinline__ void second_of_pair(bool last, bool fresh) {
     float block_max[2], first_base[2], new_base[2], block_sum[2];
     issue_scores();
     finish_scores(last);
     mask_and_maxima(block_max);
     wait_for_other_base(first_base);
-    move_base(first_base);
+    move_base(first_base, fresh);
     wait_for_other_probabilities();
     issue_other_values();
     const bool moved = choose_base(new_base, first_base, block_max);
@@ -335,15 +337,15 @@ struct Consumer {
   }
 
   // The last block when it has no partner. It belongs to consumer 0.
-  __device__ __forceinline__ void single_block() {
+  __device__ __forceinline__ void single_block(bool fresh) {
     if constexpr (kWarpgroupIdx == 0) {
-      first_block(true);
+      first_block(true, fresh);
       finish_values(kWarpgroupIdx);
     } else {
       float new_base[2];
       wait_for_other_base(new_base);
       wait_for_other_probabilities();
-      move_base(new_base);
+      move_base(new_base, fresh);
       issue_other_values();
       finish_values(kOther);
     }
@@ -364,13 +366,14 @@ struct Consumer {
     const int last_pair = kWarpgroupIdx == 0 && single ? -1 : blocks / 2 - 1;
     if (blocks < 1 + kWarpgroupIdx) storage.q_free.arrive();
     for (int pair = 0; pair < blocks / 2; ++pair) {
+      const bool fresh = Config::kSkipsFresh && pair == 0;
       if constexpr (kWarpgroupIdx == 0) {
-        first_of_pair(pair == last_pair);
+        first_of_pair(pair == last_pair, fresh);
       } else {
-        second_of_pair(pair == last_pair);
+        second_of_pair(pair == last_pair, fresh);
       }
     }
-    if (single) single_block();
+    if (single) single_block(Config::kSkipsFresh && blocks == 1);
   }
 };
 

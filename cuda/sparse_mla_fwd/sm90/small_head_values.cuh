@@ -80,10 +80,10 @@ struct Values {
     handover.advance();
   }
 
-  // One block; each part is given back as soon as its products are done.
-  __device__ __forceinline__ void multiply() {
+  // One block; each part is given back as soon as its products are done. `fresh` output is zero yet.
+  __device__ __forceinline__ void multiply(bool fresh) {
     const uint32_t from = handover.stage;
-    if (*reinterpret_cast<const uint32_t*>(storage.moved[from]) != 0) scale(storage.factor[from]);
+    if (!fresh && *reinterpret_cast<const uint32_t*>(storage.moved[from]) != 0) scale(storage.factor[from]);
     const uint64_t p = sm90::k_major_descriptor(smem_address(storage.p[from]));
     fence_operands();
 #pragma unroll
@@ -110,10 +110,12 @@ struct Values {
       for (int i = 0; i < kOutputs; ++i) output[tile][i] = 0.f;
     }
     state.advance();   // Q's
+    bool fresh = Config::kSkipsFresh;
     while (true) {
       storage.p_ready[handover.stage].wait(handover.full);
       if (storage.is_end[handover.stage]) return;
-      multiply();
+      multiply(fresh);
+      fresh = false;
     }
   }
 
