@@ -1,7 +1,6 @@
 // The producer where consumers convert the right half of the value columns (own_share.cuh). It converts the left half,
 // from registers: a row's codes are asked for when those of the block before are converted, before there is room for
-// them. The others go into their buffer as they are, once that is free. Loads have one scoreboard, and who waits for
-// one waits for all, so that none is asked for shortly before a wait.
+// them. The others go into their buffer as they are, once that is free.
 #pragma once
 
 #include "producer.cuh"
@@ -34,47 +33,6 @@ struct LeftProducer : Producer<Config, Cache, Element> {
         load_row_8(rows.codes[tile][pass], places.data[pass] + tile * 64);
       }
     }
-  }
-
-  // And a part's.
-  __device__ __forceinline__ void load_part(Rows& rows, const Places& places, uint32_t valid_lanes, int part) const {
-#pragma unroll
-    for (int tile = 2 * part; tile < 2 * part + 2; ++tile) load(rows, places, valid_lanes, tile);
-  }
-
-  // Stores a part, and says so. `odd`: whether it has what does not fold.
-  template <typename Buffer>
-  __device__ __forceinline__ void store_part(const Rows& rows, Scales<Cache>& scales, const Row& row,
-                                               uint32_t odd_lanes, const uint32_t (&destination)[2],
-                                               const Buffer& buffer, int part, bool odd) const {
-    const int stage = buffer.stage(0);
-    uint32_t scale_words[kPasses];
-    this->take_scales(scales, scale_words);
-    scales.next_part();
-#pragma unroll
-    for (int tile = 2 * part; tile < 2 * part + 2; ++tile) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        store_shared_16(destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]),
-                        eight_bf16(Base::folded(scale_words[pass], tile % 2), low_of(rows.codes[tile][pass]),
-                                   high_of(rows.codes[tile][pass])));
-      }
-    }
-    if (odd) this->repair(part, row, odd_lanes, buffer);
-    storage.full[stage][part].arrive();
-  }
-
-  // Whether any lane has NaN among a part's codes, or a scale that does not fold.
-  static __device__ __forceinline__ bool is_odd(const Rows& rows, uint32_t odd_lanes, int part) {
-    uint32_t nan = 0;
-#pragma unroll
-    for (int tile = 2 * part; tile < 2 * part + 2; ++tile) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        nan |= nan_bits(low_of(rows.codes[tile][pass])) | nan_bits(high_of(rows.codes[tile][pass]));
-      }
-    }
-    return __any_sync(0xffffffffu, (odd_lanes != 0) | has_nan(nan));
   }
 
   // What consumers and products take of a block as it is, once there is room: the right half is free when all that is
@@ -111,38 +69,55 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     scales.load(row, true);
     Rows rows;
     auto buffer = this->take_buffer(state, phases, begin_block);
-    Places places = this->template places_of<kCodes>(row);
-    load_part(rows, places, valid_lanes, 0);
-    begin(places, valid_lanes, scales, buffer);
+    {
+      const Places first = this->template places_of<kCodes>(row);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) load(rows, first, valid_lanes, tile);
+      begin(first, valid_lanes, scales, buffer);
+    }
     for (int32_t block = begin_block; block < end_block; ++block) {
+      const int stage = buffer.stage(0);
       const bool more = block + 1 < end_block;
       // Consumers free both buffers of a pair one soon after the other.
       const bool early = (block - begin_block) % 2 == 0;
-      const uint32_t odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());  // waits for the loads before
-      this->enter(0, buffer);
-      load_part(rows, places, valid_lanes, 1);
       const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
-      places = this->template places_of<kCodes>(next);
+      const Places places = this->template places_of<kCodes>(next);
       Scales<Cache> next_scales;
       next_scales.load(next, true);
-      const int32_t later_slot = this->slot_of(block + 3);
+      const uint32_t odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
       auto next_buffer = buffer;
       const auto begin_next = [&] {
         next_buffer = this->take_buffer(state, phases, block + 1);
         begin(places, next_valid, next_scales, next_buffer);
       };
-      store_part(rows, scales, row, odd_lanes, destination, buffer, 0, is_odd(rows, odd_lanes, 0));
-      const bool odd = is_odd(rows, odd_lanes, 1);  // waits for the loads above
-      if (more && early) begin_next();
-      load_part(rows, places, next_valid, 0);
-      store_part(rows, scales, row, odd_lanes, destination, buffer, 1, odd);
+      this->enter(0, buffer);
+#pragma unroll
+      for (int part = 0; part < Config::kLeftParts; ++part) {
+        uint32_t scale_words[kPasses], nan = 0;
+        this->take_scales(scales, scale_words);
+        scales.next_part();
+#pragma unroll
+        for (int tile = 2 * part; tile < 2 * part + 2; ++tile) {
+#pragma unroll
+          for (int pass = 0; pass < kPasses; ++pass) {
+            const uint32_t low = low_of(rows.codes[tile][pass]), high = high_of(rows.codes[tile][pass]);
+            store_shared_16(destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]),
+                            eight_bf16(Base::folded(scale_words[pass], tile % 2), low, high));
+            nan |= nan_bits(low) | nan_bits(high);
+          }
+          load(rows, places, next_valid, tile);
+        }
+        if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
+        storage.full[stage][part].arrive();
+        if (part == 0 && more && early) begin_next();
+      }
       if (more && !early) begin_next();
       buffer = next_buffer;
       valid_lanes = next_valid;
       scales = next_scales;
       row = next;
       next = this->row_of(block + 2, slot);
-      slot = later_slot;
+      slot = this->slot_of(block + 3);
     }
   }
 };
