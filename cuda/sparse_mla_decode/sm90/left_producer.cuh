@@ -3,6 +3,7 @@
 // them. The others go into their buffer as they are, once that is free.
 #pragma once
 
+#include "../../common/stores_if.cuh"
 #include "producer.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -57,10 +58,13 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   __device__ __forceinline__ void run(const LoadQuery& load_query) {
     const int32_t begin_block = this->entries.begin, end_block = this->entries.end;
     State state;
-    const typename Base::Ahead ahead = this->begin_with(load_query, state);
+    typename Base::Ahead ahead = this->nothing_ahead();
+    if (!this->rehearses) {
+      ahead = this->begin_with(load_query, state);
+      if (begin_block >= end_block) return;
+    }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
-    if (begin_block >= end_block) return;
     uint32_t destination[2];
     this->destinations(destination);
     Phases phases;
@@ -73,9 +77,13 @@ struct LeftProducer : Producer<Config, Cache, Element> {
       const Places first = this->template places_of<kCodes>(row);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) load(rows, first, valid_lanes, tile);
-      begin(first, valid_lanes, scales, buffer);
+      if (!this->rehearses) begin(first, valid_lanes, scales, buffer);
     }
-    for (int32_t block = begin_block; block < end_block; ++block) {
+    int32_t block = begin_block;
+#pragma unroll 1
+    do {
+      uint32_t is_live = !this->rehearses;
+      make_opaque(is_live);  // no other code for who rehearses
       const int stage = buffer.stage(0);
       const bool more = block + 1 < end_block;
       // Consumers free both buffers of a pair one soon after the other.
@@ -101,14 +109,16 @@ struct LeftProducer : Producer<Config, Cache, Element> {
 #pragma unroll
           for (int pass = 0; pass < kPasses; ++pass) {
             const uint32_t low = low_of(rows.codes[tile][pass]), high = high_of(rows.codes[tile][pass]);
-            store_shared_16(destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]),
-                            eight_bf16(Base::folded(scale_words[pass], tile % 2), low, high));
+            store_shared_16_if(
+                is_live != 0,
+                destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]),
+                eight_bf16(Base::folded(scale_words[pass], tile % 2), low, high));
             nan |= nan_bits(low) | nan_bits(high);
           }
           load(rows, places, next_valid, tile);
         }
         if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
-        storage.full[stage][part].arrive();
+        if (is_live != 0) storage.full[stage][part].arrive();
         if (part == 0 && more && early) begin_next();
       }
       if (more && !early) begin_next();
@@ -118,7 +128,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
       row = next;
       next = this->row_of(block + 2, slot);
       slot = this->slot_of(block + 3);
-    }
+    } while (++block < end_block);
   }
 };
 

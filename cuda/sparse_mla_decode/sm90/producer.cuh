@@ -104,6 +104,7 @@ struct Producer {
   const Parameters& params;
   const sparse_mla_fwd::Query query;
   const Entries entries;
+  const bool rehearses;  // goes through a block's code, and does nothing: see `kRehearses`
   const uint8_t* any_row;
   const int warp = (threadIdx.x / 32) % 4;
   const int lane = threadIdx.x % 32;
@@ -111,11 +112,12 @@ struct Producer {
   const uint32_t sharer = sparse_mla_fwd::WorkAssignment<Config>::sharer();
 
   __device__ __forceinline__ Producer(Storage& storage, const Parameters& params, const sparse_mla_fwd::Query& query,
-                                      const Entries& entries)
+                                      const Entries& entries, bool rehearses = false)
       : storage(storage),
         params(params),
         query(query),
         entries(entries),
+        rehearses(rehearses),
         any_row(params.sources[entries.counts[0] > 0 ? 0 : 1].cache) {}
 
   // The first row of a block that this warp brings in, or that the same warp of the CTA `other` places further does.
@@ -465,6 +467,12 @@ struct Producer {
     Row row, next;
     int32_t slot;
   };
+
+  // Before there is any.
+  __device__ __forceinline__ Ahead nothing_ahead() const {
+    const Row row{any_row, 0, false};
+    return {row, row, -1};
+  }
 
   // `load_query` brings in Q while the first slots are on their way, and gives the ring's state behind it.
   template <typename LoadQuery>

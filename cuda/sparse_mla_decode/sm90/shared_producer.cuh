@@ -5,6 +5,7 @@
 // all, so that none is asked for shortly before a wait.
 #pragma once
 
+#include "../../common/stores_if.cuh"
 #include "producer.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -61,17 +62,17 @@ struct SharedProducer : Producer<Config, Cache, Element> {
   struct Buffers {
     uint32_t way;   // from an address here to the same one there
     uint32_t full;  // of the part, there
+    bool live;
 
-    __device__ __forceinline__ Buffers(const Storage& storage, int part, int stage) {
+    __device__ __forceinline__ Buffers(const Storage& storage, int part, int stage, bool live) : live(live) {
       const uint32_t here = smem_address(&storage);
       way = cluster_address(here, asked_rank() ^ 1u) - here;
       full = smem_address(&storage.full[stage][part]) + way;
     }
 
     __device__ __forceinline__ void store(uint32_t at, const uint4& elements) const {
-      store_shared_16(at, elements);
-      cluster_store_async_float4(at + way, __uint_as_float(elements.x), __uint_as_float(elements.y),
-                                 __uint_as_float(elements.z), __uint_as_float(elements.w), full);
+      store_shared_16_if(live, at, elements);
+      cluster_store_async_16_if(live, at + way, elements, full);
     }
   };
 
@@ -154,10 +155,13 @@ struct SharedProducer : Producer<Config, Cache, Element> {
   __device__ __forceinline__ void run(const LoadQuery& load_query) {
     const int32_t begin = this->entries.begin, end = this->entries.end;
     State state;
-    const typename Base::Ahead ahead = this->begin_with(load_query, state);
+    typename Base::Ahead ahead = this->nothing_ahead();
+    if (!this->rehearses) {
+      ahead = this->begin_with(load_query, state);
+      if (begin >= end) return;
+    }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
-    if (begin >= end) return;
     uint32_t destination[2];
     this->destinations(destination);
     Phases phases;
@@ -168,7 +172,11 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     Places places = this->template places_of<kCodes>(row);
 #pragma unroll
     for (int part = 0; part < kLastPart; ++part) load_part(rows, places, valid_lanes, part);
-    for (int32_t block = begin; block < end; ++block) {
+    int32_t block = begin;
+#pragma unroll 1
+    do {
+      uint32_t is_live = !this->rehearses;
+      make_opaque(is_live);  // no other code for who rehearses
       const auto buffer = this->take_buffer(state, phases, block);
       const int stage = buffer.stage(0);
       uint32_t scale_words[kPasses];
@@ -188,7 +196,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       for (int part = 0; part < Config::kParts; ++part) {
         if (part > 0) this->enter(part, buffer);
         if (part == 1) any[kLastPart] = __any_sync(0xffffffffu, odd | has_nan_code(rows, kLastPart));
-        const Buffers buffers(storage, part, stage);
+        const Buffers buffers(storage, part, stage, is_live != 0);
         this->take_scales(scales, scale_words);
         scales.next_part();
         const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
@@ -203,14 +211,14 @@ struct SharedProducer : Producer<Config, Cache, Element> {
         if (part == kLastPart) convert_wide(rows, buffers, destination, stage);
         if (part == 1) load_part(rows, places, next_valid, 0);
         if (part == 1 || part == 2) load_part(rows, places, next_valid, part);
-        tell(part, stage, valid_lanes);
+        if (is_live != 0) tell(part, stage, valid_lanes);
       }
       valid_lanes = next_valid;
       scales = next_scales;
       row = next;
       next = this->row_of(block + 2, slot);
       slot = later_slot;
-    }
+    } while (++block < end);
   }
 };
 

@@ -36,10 +36,16 @@ using ThisWork = sparse_mla_fwd::WorkAssignment<ThisConfig>;
 // Scores may be multiplied by any number, which costs a multiplication of each.
 constexpr bool kAnyScale = true;
 
+// Code that has not run yet is waited for, some 12 cycles an instruction, and the producer's first block is what all
+// wait for. A consumer has nothing to do until then: it goes through that code, without effects, while rows come.
+constexpr bool kRehearses = ThisConfig::kSharers > 1 || ThisConfig::kConsumersConvert;
+
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
-                                        const Work& work) {
-  const Entries entries(storage.counts[0][0], storage.counts[0][1], part_of_row(work), parts_of_row(work));
+                                        const Work& work, bool rehearses) {
+  const Entries entries = rehearses ? Entries(0, 0, 0, 1)
+                                    : Entries(storage.counts[0][0], storage.counts[0][1], part_of_row(work),
+                                              parts_of_row(work));
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
@@ -52,11 +58,11 @@ __device__ __forceinline__ void produce(Storage& storage, const Parameters& para
     return of_query.state;
   };
   if constexpr (Config::kConsumersConvert) {
-    LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
+    LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
   } else if constexpr (Config::kSharers == 1) {
     Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
   } else {
-    SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
+    SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
   }
 }
 
@@ -143,10 +149,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
   }
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
-  if (warpgroup == 2) {
+  if (warpgroup == 2 || (kRehearses && warpgroup == 0)) {
     warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
-    produce<ThisConfig>(storage, params, q_map, work);
-  } else if (warpgroup == 0) {
+    produce<ThisConfig>(storage, params, q_map, work, warpgroup != 2);
+  }
+  if (warpgroup == 2) return;
+  if (warpgroup == 0) {
     warpgroup_reg_alloc<ThisConfig::kConsumerRegisters[0]>();
     consume<ThisConfig, 0>(storage, params, work);
   } else {
