@@ -19,18 +19,19 @@ static_assert(kThreads * kColumns == 512);
 }  // namespace cupymla::sparse_mla_decode
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThreads)
-    sparse_mla_decode_merge(const __grid_constant__ cupymla::sparse_mla_decode::Parameters params, uint32_t shares) {
+    sparse_mla_decode_merge(const __grid_constant__ cupymla::sparse_mla_decode::Parameters params, uint32_t shares,
+                            uint32_t few_heads) {
   using namespace cupymla;
   using namespace cupymla::sparse_mla_decode;
   const uint32_t token = blockIdx.x / static_cast<uint32_t>(params.h_q);
   const int32_t head = static_cast<int32_t>(blockIdx.x - token * static_cast<uint32_t>(params.h_q));
-  const int column = static_cast<int>(threadIdx.x) * kColumns;
+  const uint32_t place = threadIdx.x * kColumns;
   const sparse_mla_fwd::Query query(params, token);
   // All shares together are 64 MiB at most, so one is not further than 32 bits from the first. An addition is then what
   // the next load takes: instructions are waited for, as they run once.
-  const int64_t place = share_place(params, 0, token, head);
-  const float4* const statistics = params.share_statistics + place;
-  const uint8_t* line = reinterpret_cast<const uint8_t*>(params.share_outputs + place * 512 + column);
+  const int64_t at = share_place(params, 0, token, head);
+  const float4* const statistics = params.share_statistics + at;
+  const uint8_t* line = reinterpret_cast<const uint8_t*>(params.share_outputs + at * 512 + place);
   const uint32_t heads = static_cast<uint32_t>(params.share_heads);
 
   griddepcontrol_wait();
@@ -45,7 +46,22 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThread
     return make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
                        __uint_as_float(words[3]));
   });
-  sparse_mla_fwd::store_merged<Element>(params, query, head, column, merged, sum);
+  const float factor = sparse_mla_fwd::output_factor(params, head, merged, 0.f);
+  if (place == 0) sparse_mla_fwd::store_statistics(params, query, head, merged);
+  uint8_t* const out = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
+                       head * params.out_head_bytes;
+  const float columns[kColumns] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (uint32_t i = 0; i < kColumns; i += 2) {
+    const uint32_t pair = pack_pair<Element>(columns[i] * factor, columns[i + 1] * factor);
+    uint8_t* const to = out + share_column(few_heads != 0, place + i) * 2;
+    if (few_heads == 0) {
+      *reinterpret_cast<uint32_t*>(to) = pair;
+    } else {
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(pair);
+      *reinterpret_cast<uint16_t*>(out + share_column(true, place + i + 1) * 2) = static_cast<uint16_t>(pair >> 16);
+    }
+  }
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_decode::kThreads, smem_bytes = 0,

@@ -90,7 +90,10 @@ class Binding(Launches):
             kernel.facts["smem_bytes"],
             pdl=overlaps and driver.has_dependent_launch(index),
         )
-        return Launcher(kernel, geometry, (self._record, ctypes.c_uint32(chosen.division.shares)))
+        few_heads = self._heads < plan.CTA_HEADS[-1]
+        return Launcher(
+            kernel, geometry, (self._record, ctypes.c_uint32(chosen.division.shares), ctypes.c_uint32(few_heads))
+        )
 
     @staticmethod
     def _filled(views: Views, problem: Problem, chosen: plan.Plan, results: Sequence[View]) -> Parameters:
