@@ -3,7 +3,6 @@
 // them. The others go into their buffer as they are, once that is free.
 #pragma once
 
-#include "../../common/stores_if.cuh"
 #include "producer.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -82,8 +81,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     int32_t block = begin_block;
 #pragma unroll 1
     do {
-      uint32_t is_live = !this->rehearses;
-      make_opaque(is_live);  // no other code for who rehearses
+      const bool is_live = this->is_live();
       const int stage = buffer.stage(0);
       const bool more = block + 1 < end_block;
       // Consumers free both buffers of a pair one soon after the other.
@@ -98,7 +96,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
         next_buffer = this->take_buffer(state, phases, block + 1);
         begin(places, next_valid, next_scales, next_buffer);
       };
-      this->enter(0, buffer);
+      if (is_live) this->enter(0, buffer);
 #pragma unroll
       for (int part = 0; part < Config::kLeftParts; ++part) {
         uint32_t scale_words[kPasses], nan = 0;
@@ -110,15 +108,15 @@ struct LeftProducer : Producer<Config, Cache, Element> {
           for (int pass = 0; pass < kPasses; ++pass) {
             const uint32_t low = low_of(rows.codes[tile][pass]), high = high_of(rows.codes[tile][pass]);
             store_shared_16_if(
-                is_live != 0,
+                is_live,
                 destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]),
                 eight_bf16(Base::folded(scale_words[pass], tile % 2), low, high));
             nan |= nan_bits(low) | nan_bits(high);
           }
           load(rows, places, next_valid, tile);
         }
-        if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
-        if (is_live != 0) storage.full[stage][part].arrive();
+        if (is_live && __any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
+        if (is_live) storage.full[stage][part].arrive();
         if (part == 0 && more && early) begin_next();
       }
       if (more && !early) begin_next();

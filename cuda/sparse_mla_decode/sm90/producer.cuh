@@ -3,13 +3,14 @@
 // l % 16, and in each of four passes eight lanes bring in a tile's 64 channels of one row. shared_producer.cuh has what
 // is different where two CTAs share rows.
 //
-// Who takes a block's scores orders what is written here with the products, by its own fence of the asynchronous proxy,
-// and who takes values of the block waits for P, which comes behind that. A fence here would be one more, and ptxas
-// makes it a barrier of all accesses, loads that are on their way included.
+// With many heads, who takes a block's scores orders what is written here with the products, by its own fence of the
+// asynchronous proxy, and who takes values of the block waits for P, which comes behind that. A fence here would be one
+// more, and ptxas makes it a barrier of all accesses, loads that are on their way included.
 #pragma once
 
 #include "../../common/async_copy.cuh"
 #include "../../common/memory.cuh"
+#include "../../common/shared_if.cuh"
 #include "../../sparse_mla_fwd/sm90/producer.cuh"
 #include "cache.cuh"
 #include "config.cuh"
@@ -18,6 +19,7 @@
 namespace cupymla::sparse_mla_decode {
 
 constexpr int kTileKeys = 64;
+constexpr uint32_t kRehearsed = 2;  // named barrier
 
 // What a row has to do with: entries that count of each source, and the blocks of them that fall to a CTA. A block has
 // entries of one source.
@@ -260,26 +262,29 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void read(Codes& codes, int stage, int tile) const {
+  __device__ __forceinline__ void read(Codes& codes, int stage, int tile, bool live = true) const {
     const uint32_t from = codes_at(stage, tile);
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) load_shared_8(codes.low[pass], codes.high[pass], from + pass * 256);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      load_shared_8_if(live, codes.low[pass], codes.high[pass], from + pass * 256);
+    }
   }
 
   // Writes a tile of codes as elements; `tile` is its number in its part, `to_tile` its address, `scale_words` are the
   // scales of the entries that this lane reads of. `nan` gets bits that `has_nan` knows.
   __device__ __forceinline__ void convert(const Codes& codes, const Scales<Cache>& scales,
                                           const uint32_t (&scale_words)[kPasses], uint32_t& nan,
-                                          const uint32_t (&destination)[2], uint32_t to_tile, int tile) const {
+                                          const uint32_t (&destination)[2], uint32_t to_tile, int tile,
+                                          bool live = true) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const uint32_t address = destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile;
       const uint32_t low = codes.low[pass], high = codes.high[pass];
       if constexpr (kFolds) {
-        store_shared_16(address, eight_bf16(folded(scale_words[pass], tile), low, high));
+        store_shared_16_if(live, address, eight_bf16(folded(scale_words[pass], tile), low, high));
         nan |= nan_bits(low) | nan_bits(high);
       } else {
-        store_shared_16(address, eight_elements<Element>(low, high, scale_of(scales, pass, tile)));
+        store_shared_16_if(live, address, eight_elements<Element>(low, high, scale_of(scales, pass, tile)));
       }
     }
   }
@@ -394,20 +399,21 @@ struct Producer {
   // The codes of a part's two tiles; `codes` are those of the first one, and become those of the next part's. `scales`
   // are the part's, and become the next one's.
   __device__ __forceinline__ void convert_part(Codes& codes, Scales<Cache>& scales, uint32_t& nan,
-                                               const uint32_t (&destination)[2], int stage, int part) const {
+                                               const uint32_t (&destination)[2], int stage, int part,
+                                               bool live) const {
     const int tile = 2 * part;
     const uint32_t to_tile = smem_address(storage.k[stage][tile]);
     uint32_t scale_words[kPasses];
     if constexpr (kFolds) take_scales(scales, scale_words);
     const bool has_second = Cache::kCodeTiles % 2 == 0 || part != kLastPart;
     Codes second;
-    if (has_second) read(second, stage, tile + 1);
+    if (has_second) read(second, stage, tile + 1, live);
     __syncwarp();  // all lanes have read what waits where this tile goes
-    convert(codes, scales, scale_words, nan, destination, to_tile, 0);
+    convert(codes, scales, scale_words, nan, destination, to_tile, 0, live);
     if (has_second) {
-      if (part != kLastPart) read(codes, stage, tile + 2);
+      if (part != kLastPart) read(codes, stage, tile + 2, live);
       __syncwarp();
-      convert(second, scales, scale_words, nan, destination, to_tile + Config::kTileBytes, 1);
+      convert(second, scales, scale_words, nan, destination, to_tile + Config::kTileBytes, 1, live);
     }
     scales.next_part();
   }
@@ -421,6 +427,7 @@ struct Producer {
   __device__ __forceinline__ void convert_block(Scales<Cache>& scales, const Row& row, uint32_t valid_lanes,
                                                 const Buffer& buffer, Amid&& amid) const {
     const int stage = buffer.stage(0);
+    const bool live = is_live();
     uint32_t destination[2];
     destinations(destination);
     uint32_t odd_lanes = 0;
@@ -428,11 +435,14 @@ struct Producer {
     stream_copy_wait<0>();
     __syncwarp();
     Codes codes;
-    if constexpr (Cache::kCodeTiles > 0) read(codes, stage, 0);
+    if constexpr (Cache::kCodeTiles > 0) read(codes, stage, 0, live);
 #pragma unroll kUnrolledParts
     for (int part = 0; part < Config::kParts; ++part) {
       uint32_t nan = 0;
-      if constexpr (Cache::kCodeTiles > 0) convert_part(codes, scales, nan, destination, stage, part);
+      if constexpr (Cache::kCodeTiles > 0) {
+        convert_part(codes, scales, nan, destination, stage, part, live);
+      }
+      if (!live) continue;
       if constexpr (!is_same_v<Element, __nv_bfloat16>) {
         for (int tile = max(Config::part_begin(part), Cache::kCodeTiles); tile < Config::part_begin(part + 1); ++tile) {
           convert_wide(destination, smem_address(storage.k[stage][tile]));
@@ -442,6 +452,7 @@ struct Producer {
         if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) repair(part, row, odd_lanes, buffer);
       }
       if (part == kLastPart) tell_valid(stage, valid_lanes);
+      if constexpr (Config::kSmallHead) fence_async_shared();
       storage.full[stage][part].arrive();
       if (part == 0) amid();
     }
@@ -468,9 +479,17 @@ struct Producer {
     int32_t slot;
   };
 
+  // Whether this is no rehearsal, of a thread that has come to a block. Rehearsals are not to get code of their own.
+  __device__ __forceinline__ bool is_live() const {
+    if constexpr (!kFolds) return true;
+    int32_t end = entries.end;
+    make_opaque(end);
+    return end > 0;
+  }
+
   // Before there is any.
   __device__ __forceinline__ Ahead nothing_ahead() const {
-    const Row row{any_row, 0, false};
+    const Row row = find_row<Cache>(params.sources[0], -1, any_row);
     return {row, row, -1};
   }
 
@@ -497,10 +516,13 @@ struct Producer {
   template <typename LoadQuery>
   __device__ __forceinline__ void run(const LoadQuery& load_query) {
     State state;
-    const Ahead ahead = begin_with(load_query, state);
+    Ahead ahead = nothing_ahead();
+    if (!rehearses) {
+      ahead = begin_with(load_query, state);
+      if (entries.begin >= entries.end) return;
+    }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
-    if (entries.begin >= entries.end) return;
     Phases phases;
     if constexpr (kCopies) {
       for (int32_t block = entries.begin; block < entries.end; ++block) {
@@ -514,10 +536,12 @@ struct Producer {
     } else {
       auto buffer = take_buffer(state, phases, entries.begin);
       uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
-      bring(places_of(row), valid_lanes, buffer);
+      if (!rehearses) bring(places_of(row), valid_lanes, buffer);
       Scales<Cache> scales;
       scales.load(row, is_own());
-      for (int32_t block = entries.begin; block < entries.end; ++block) {
+      int32_t block = entries.begin;
+#pragma unroll 1
+      do {
         const bool more = block + 1 < entries.end;
         const bool early = Config::kSmallHead || (block - entries.begin) % 2 == 0;
         const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
@@ -539,7 +563,7 @@ struct Producer {
         row = next;
         next = row_of(block + 2, slot);
         slot = later_slot;
-      }
+      } while (++block < entries.end);
     }
   }
 };

@@ -5,7 +5,6 @@
 // all, so that none is asked for shortly before a wait.
 #pragma once
 
-#include "../../common/stores_if.cuh"
 #include "producer.cuh"
 
 namespace cupymla::sparse_mla_decode {
@@ -58,21 +57,21 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     }
   }
 
-  // Where a part's elements go: into this CTA's buffer, and the other's.
+  // Where a part's elements go: into this CTA's buffer, and the other's. Those of a rehearsal go into this CTA's alone.
   struct Buffers {
     uint32_t way;   // from an address here to the same one there
     uint32_t full;  // of the part, there
-    bool live;
 
-    __device__ __forceinline__ Buffers(const Storage& storage, int part, int stage, bool live) : live(live) {
+    __device__ __forceinline__ Buffers(Storage& storage, int part, int stage, bool is_live) {
       const uint32_t here = smem_address(&storage);
-      way = cluster_address(here, asked_rank() ^ 1u) - here;
-      full = smem_address(&storage.full[stage][part]) + way;
+      way = cluster_address(here, asked_rank() ^ static_cast<uint32_t>(is_live)) - here;
+      full = smem_address(is_live ? &storage.full[stage][part] : &storage.rehearsed()) + way;
     }
 
     __device__ __forceinline__ void store(uint32_t at, const uint4& elements) const {
-      store_shared_16_if(live, at, elements);
-      cluster_store_async_16_if(live, at + way, elements, full);
+      store_shared_16(at, elements);
+      cluster_store_async_float4(at + way, __uint_as_float(elements.x), __uint_as_float(elements.y),
+                                 __uint_as_float(elements.z), __uint_as_float(elements.w), full);
     }
   };
 
@@ -150,6 +149,11 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     }
   }
 
+  // Before the first element is stored: who rehearsed has stored into the same places.
+  __device__ __forceinline__ void await_rehearsal() const {
+    named_barrier_sync(kRehearsed, 2 * Config::kWarpgroup);
+  }
+
   // All blocks of this CTA, which are the other's as well.
   template <typename LoadQuery>
   __device__ __forceinline__ void run(const LoadQuery& load_query) {
@@ -158,12 +162,18 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     typename Base::Ahead ahead = this->nothing_ahead();
     if (!this->rehearses) {
       ahead = this->begin_with(load_query, state);
-      if (begin >= end) return;
+      if (begin >= end) {
+        await_rehearsal();
+        return;
+      }
+    } else if (warp == 0 && lane == 0) {
+      storage.rehearsed().arrive_and_expect(Config::kWarpgroup * kPasses * (Cache::kCodeTiles + 1) * 16);
     }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
     uint32_t destination[2];
     this->destinations(destination);
+    for (uint32_t& to : destination) make_opaque(to);  // not to be worked out again
     Phases phases;
     uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
     Scales<Cache> scales;
@@ -172,11 +182,11 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     Places places = this->template places_of<kCodes>(row);
 #pragma unroll
     for (int part = 0; part < kLastPart; ++part) load_part(rows, places, valid_lanes, part);
+    if (!this->rehearses) await_rehearsal();
     int32_t block = begin;
 #pragma unroll 1
     do {
-      uint32_t is_live = !this->rehearses;
-      make_opaque(is_live);  // no other code for who rehearses
+      const bool is_live = this->is_live();
       const auto buffer = this->take_buffer(state, phases, block);
       const int stage = buffer.stage(0);
       uint32_t scale_words[kPasses];
@@ -185,7 +195,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       bool any[Config::kParts];
 #pragma unroll
       for (int part = 0; part < kLastPart; ++part) any[part] = __any_sync(0xffffffffu, odd | has_nan_code(rows, part));
-      this->enter(0, buffer);
+      if (is_live) this->enter(0, buffer);
       load_part(rows, places, valid_lanes, kLastPart);
       const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
       places = this->template places_of<kCodes>(next);
@@ -194,9 +204,9 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       const int32_t later_slot = this->slot_of(block + 3);
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
-        if (part > 0) this->enter(part, buffer);
+        if (part > 0 && is_live) this->enter(part, buffer);
         if (part == 1) any[kLastPart] = __any_sync(0xffffffffu, odd | has_nan_code(rows, kLastPart));
-        const Buffers buffers(storage, part, stage, is_live != 0);
+        const Buffers buffers(storage, part, stage, is_live);
         this->take_scales(scales, scale_words);
         scales.next_part();
         const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
@@ -211,7 +221,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
         if (part == kLastPart) convert_wide(rows, buffers, destination, stage);
         if (part == 1) load_part(rows, places, next_valid, 0);
         if (part == 1 || part == 2) load_part(rows, places, next_valid, part);
-        if (is_live != 0) tell(part, stage, valid_lanes);
+        if (is_live) tell(part, stage, valid_lanes);
       }
       valid_lanes = next_valid;
       scales = next_scales;
@@ -219,6 +229,10 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       next = this->row_of(block + 2, slot);
       slot = later_slot;
     } while (++block < end);
+    if (this->rehearses) {
+      storage.rehearsed().wait(0);
+      await_rehearsal();
+    }
   }
 };
 

@@ -25,15 +25,10 @@ __device__ __forceinline__ int64_t share_place(const Parameters& params, uint32_
   return share * params.share_heads + static_cast<int64_t>(token) * params.h_q + head;
 }
 
-// A share has a head's columns in the order in which threads have them, so that each stores sixteen bytes, and those
-// of a warp, at once, lines or halves of lines. The column at a place, with few heads of a CTA or many.
-__device__ __forceinline__ uint32_t share_column(bool few_heads, uint32_t place) {
-  const uint32_t lane_column = place % 4;
-  if (few_heads) {  // of two tiles, two each: see Values
-    return place / 128 * 128 + lane_column / 2 * 64 + place / 32 % 4 * 16 + lane_column % 2 * 8 + place / 4 % 8;
-  }
-  return place / 16 * 16 + lane_column / 2 * 8 + place / 4 % 4 * 2 + lane_column % 2;  // of two times eight: see Consumer
-}
+// With many heads of a CTA, a share has a head's columns in the order in which threads have them, two of every eight:
+// four stand side by side, so that a thread stores sixteen bytes at once. The first two of those at a place, a multiple
+// of 4; the others are eight further.
+__device__ __forceinline__ uint32_t column_of_four(uint32_t place) { return place / 16 * 16 + place / 4 % 4 * 2; }
 
 // Where a CTA leaves its share.
 struct PartialResult {
@@ -88,14 +83,13 @@ __device__ __forceinline__ void store_share(sparse_mla_fwd::Values<Config, Eleme
   for (int j = 0; j < Config::kHeads / 4; ++j) {
     const int32_t head = values.first_head + values.column_of(j);
     if (head >= share.params.h_q) continue;
-    float* line = share.line(head) + values.warp * 32 + values.lane / 4 * 4;
+    float* line = share.line(head) + values.warp * 16 + values.lane / 4;
 #pragma unroll
-    for (int tile = 0; tile < Config::kValueTiles; tile += 2) {
-      const auto& first = values.output[tile];
-      const auto& second = values.output[tile + 1];
-      const int i = j / 2 * 4 + j % 2;
-      *reinterpret_cast<float4*>(line + tile * Config::kTileColumns) =
-          make_float4(first[i], first[i + 2], second[i], second[i + 2]);
+    for (int tile = 0; tile < Config::kValueTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        line[tile * Config::kTileColumns + half * 8] = values.output[tile][j / 2 * 4 + half * 2 + j % 2];
+      }
     }
   }
 }

@@ -37,15 +37,15 @@ using ThisWork = sparse_mla_fwd::WorkAssignment<ThisConfig>;
 constexpr bool kAnyScale = true;
 
 // Code that has not run yet is waited for, some 12 cycles an instruction, and the producer's first block is what all
-// wait for. A consumer has nothing to do until then: it goes through that code, without effects, while rows come.
-constexpr bool kRehearses = ThisConfig::kSharers > 1 || ThisConfig::kConsumersConvert;
+// wait for. The second consumer has nothing to do until then: it goes through that code, without effects, while rows come.
+constexpr bool kRehearses = folds<ThisCache, Element>();
 
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                         const Work& work, bool rehearses) {
-  const Entries entries = rehearses ? Entries(0, 0, 0, 1)
-                                    : Entries(storage.counts[0][0], storage.counts[0][1], part_of_row(work),
-                                              parts_of_row(work));
+  const int32_t counted = rehearses ? 0 : ~0;  // bits of the counts
+  const Entries entries(storage.counts[0][0] & counted, storage.counts[0][1] & counted, part_of_row(work),
+                        parts_of_row(work));
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
   sparse_mla_fwd::Selection<Config> selection(params, work.token);
   selection.blocks = entries.end - entries.begin;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void produce(Storage& storage, const Parameters& para
   if constexpr (Config::kConsumersConvert) {
     LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
   } else if constexpr (Config::kSharers == 1) {
-    Producer<Config, ThisCache, Element>(storage, params, selection, entries).run(load_query);
+    Producer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
   } else {
     SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
   }
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
   }
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
-  if (warpgroup == 2 || (kRehearses && warpgroup == 0)) {
+  if (warpgroup == 2 || (kRehearses && warpgroup == 1)) {
     warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
     produce<ThisConfig>(storage, params, q_map, work, warpgroup != 2);
   }

@@ -1,7 +1,7 @@
 // The end of rows that several clusters share: a CTA puts the shares of one head together, in their order, and writes
 // the result. It may start while the clusters end. There is no shared memory and no barrier.
 //
-// CUPYMLA_FP16: 1 for fp16 results, 0 for bf16.
+// CUPYMLA_FP16: 1 for fp16 results, 0 for bf16. CUPYMLA_MANY_HEADS: whether CTAs of 64 heads left the shares.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
@@ -19,8 +19,7 @@ static_assert(kThreads * kColumns == 512);
 }  // namespace cupymla::sparse_mla_decode
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThreads)
-    sparse_mla_decode_merge(const __grid_constant__ cupymla::sparse_mla_decode::Parameters params, uint32_t shares,
-                            uint32_t few_heads) {
+    sparse_mla_decode_merge(const __grid_constant__ cupymla::sparse_mla_decode::Parameters params, uint32_t shares) {
   using namespace cupymla;
   using namespace cupymla::sparse_mla_decode;
   const uint32_t token = blockIdx.x / static_cast<uint32_t>(params.h_q);
@@ -50,17 +49,14 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThread
   if (place == 0) sparse_mla_fwd::store_statistics(params, query, head, merged);
   uint8_t* const out = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
                        head * params.out_head_bytes;
-  const float columns[kColumns] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-  for (uint32_t i = 0; i < kColumns; i += 2) {
-    const uint32_t pair = pack_pair<Element>(columns[i] * factor, columns[i + 1] * factor);
-    uint8_t* const to = out + share_column(few_heads != 0, place + i) * 2;
-    if (few_heads == 0) {
-      *reinterpret_cast<uint32_t*>(to) = pair;
-    } else {
-      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(pair);
-      *reinterpret_cast<uint16_t*>(out + share_column(true, place + i + 1) * 2) = static_cast<uint16_t>(pair >> 16);
-    }
+  const uint32_t first = pack_pair<Element>(sum.x * factor, sum.y * factor);
+  const uint32_t second = pack_pair<Element>(sum.z * factor, sum.w * factor);
+  if constexpr (CUPYMLA_MANY_HEADS) {
+    auto* const pairs = reinterpret_cast<uint32_t*>(out + column_of_four(place) * 2);
+    pairs[0] = first;
+    pairs[4] = second;
+  } else {
+    *reinterpret_cast<uint2*>(out + place * 2) = make_uint2(first, second);
   }
 }
 

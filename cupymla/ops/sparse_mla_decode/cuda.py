@@ -90,10 +90,7 @@ class Binding(Launches):
             kernel.facts["smem_bytes"],
             pdl=overlaps and driver.has_dependent_launch(index),
         )
-        few_heads = self._heads < plan.CTA_HEADS[-1]
-        return Launcher(
-            kernel, geometry, (self._record, ctypes.c_uint32(chosen.division.shares), ctypes.c_uint32(few_heads))
-        )
+        return Launcher(kernel, geometry, (self._record, ctypes.c_uint32(chosen.division.shares)))
 
     @staticmethod
     def _filled(views: Views, problem: Problem, chosen: plan.Plan, results: Sequence[View]) -> Parameters:

@@ -46,20 +46,21 @@ MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
 
 _TILE = 64  # entries of a block
 
-# Microseconds of a call with cold L2 and instruction caches, as a model's step finds them, by CTAs of so many heads:
-# until a CTA's first block and behind its last one, and of a block of rows that are converted or copied. Fitted to
-# times of divisions on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30).
-_START_US = {16: 3.9, 32: 7.1, 64: 10.7}
+# Microseconds of a call with cold L2 and instruction caches, as a model's step finds them, by CTAs of so many heads: of
+# a CTA beside its blocks, and of a block of rows that are converted or copied. What all divisions have in common is left
+# out. Of those timed on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30), what these
+# numbers choose is at most 3.2% slower than the best.
+_START_US = {16: 3.0, 32: 3.5, 64: 5.5}
 _BLOCK_US = {
     True: {16: 2.3, 32: 1.5, 64: 1.8},
     False: {16: 2.9, 32: 2.95, 64: 3.4},
 }
 
 # The same of two CTAs that share rows, each of which converts half of them.
-_SHARED_START_US, _SHARED_BLOCK_US = 11.4, 2.8
+_SHARED_START_US, _SHARED_BLOCK_US = 5.5, 2.8
 
 # The launch that puts shares together, each of them, and a head of a row in each.
-_JOIN_US, _JOIN_SHARE_US, _JOIN_HEAD_US = 6.6, 0.13, 0.00077
+_JOIN_US, _JOIN_SHARE_US, _JOIN_HEAD_US = 4.0, 0.13, 0.00077
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def plan(
         sharers=chosen.sharers,
     )
     head_blocks = -(-problem.h_q // (chosen.heads * chosen.sharers))
-    merge = merge_variant(arch, dtype=dtype) if chosen.shares > 1 else None
+    merge = merge_variant(arch, dtype=dtype, heads=chosen.heads) if chosen.shares > 1 else None
     workspace = share_bytes(problem.rows, problem.h_q, chosen.shares)
     made = Plan(source, merge, chosen, head_blocks, problem.rows * head_blocks, workspace)
     if made.ctas > MAX_CTAS:
@@ -267,11 +268,15 @@ def variant(
     return KernelSource(SOURCE, OPERATOR, defines, arch.name)
 
 
-def merge_variant(arch: Arch, *, dtype: str = "bfloat16") -> KernelSource:
-    """The kernel that merges shares of rows, for results of that dtype. Errors as `variant`'s."""
+def merge_variant(arch: Arch, *, dtype: str = "bfloat16", heads: int = 64) -> KernelSource:
+    """The kernel that merges shares of rows, for results of that dtype, which CTAs of so many heads left.
+
+    Errors as `variant`'s.
+    """
     require_target(OPERATOR, arch)
-    require_choice(OPERATOR, dtype=(dtype, DTYPES))
-    return KernelSource(MERGE_SOURCE, MERGE, (("CUPYMLA_FP16", int(dtype == "float16")),), arch.name)
+    require_choice(OPERATOR, dtype=(dtype, DTYPES), heads=(heads, CTA_HEADS))
+    defines = (("CUPYMLA_FP16", int(dtype == "float16")), ("CUPYMLA_MANY_HEADS", int(heads == CTA_HEADS[-1])))
+    return KernelSource(MERGE_SOURCE, MERGE, defines, arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
@@ -284,8 +289,8 @@ def _sources(name: str) -> Iterator[KernelSource]:
     for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
         for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads, dtype)):
             yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
-    for dtype in DTYPES:
-        yield merge_variant(target, dtype=dtype)
+    for dtype, heads in itertools.product(DTYPES, CTA_HEADS[1:]):
+        yield merge_variant(target, dtype=dtype, heads=heads)
 
 
 def _sharers(cache_format: str, heads: int, dtype: str) -> tuple[int, ...]:
