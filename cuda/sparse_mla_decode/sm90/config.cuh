@@ -66,14 +66,6 @@ struct alignas(1024) Storage<sparse_mla_decode::ManyHeads<kDQk, kSharers, kConsu
   __device__ __forceinline__ float& scale_word(int buffer, int word, uint32_t row) {
     return word == 0 ? this->row_max[1][buffer][row] : this->row_sum[1][buffer][row];
   }
-
-  // Of a pair, whose consumers convert nothing: what a rehearsal stores (shared_producer.cuh) is in.
-  __device__ __forceinline__ Mbarrier& rehearsed() { return this->codes_in[0]; }
-
-  __device__ __forceinline__ void init() {
-    if constexpr (kSharers > 1) rehearsed().init(1);
-    this->Storage<sparse_mla_decode::KeyBuffers<kDQk, kSharers, kConsumersConvert>>::init();
-  }
 };
 
 template <int kDQk, int kHeads>

@@ -19,7 +19,6 @@
 namespace cupymla::sparse_mla_decode {
 
 constexpr int kTileKeys = 64;
-constexpr uint32_t kRehearsed = 2;  // named barrier
 
 // What a row has to do with: entries that count of each source, and the blocks of them that fall to a CTA. A block has
 // entries of one source.
@@ -106,7 +105,7 @@ struct Producer {
   const Parameters& params;
   const sparse_mla_fwd::Query query;
   const Entries entries;
-  const bool rehearses;  // goes through a block's code, and does nothing: see `kRehearses`
+  const bool rehearses;  // by other threads, and without entries: see `kRehearses`
   const uint8_t* any_row;
   const int warp = (threadIdx.x / 32) % 4;
   const int lane = threadIdx.x % 32;
@@ -479,7 +478,7 @@ struct Producer {
     int32_t slot;
   };
 
-  // Whether this is no rehearsal, of a thread that has come to a block. Rehearsals are not to get code of their own.
+  // Whether a block's code is to have effects: it is no rehearsal. Known when it runs, so that both have the same code.
   __device__ __forceinline__ bool is_live() const {
     if constexpr (!kFolds) return true;
     int32_t end = entries.end;
@@ -487,7 +486,7 @@ struct Producer {
     return end > 0;
   }
 
-  // Before there is any.
+  // The same where nothing is asked for.
   __device__ __forceinline__ Ahead nothing_ahead() const {
     const Row row = find_row<Cache>(params.sources[0], -1, any_row);
     return {row, row, -1};

@@ -57,15 +57,13 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     }
   }
 
-  // Where a part's elements go: into this CTA's buffer, and the other's. Those of a rehearsal go into this CTA's alone.
+  // Where a part's elements go: into this CTA's buffer, and the other's.
   struct Buffers {
     uint32_t way;   // from an address here to the same one there
     uint32_t full;  // of the part, there
 
-    __device__ __forceinline__ Buffers(Storage& storage, int part, int stage, bool is_live) {
-      const uint32_t here = smem_address(&storage);
-      way = cluster_address(here, asked_rank() ^ static_cast<uint32_t>(is_live)) - here;
-      full = smem_address(is_live ? &storage.full[stage][part] : &storage.rehearsed()) + way;
+    __device__ __forceinline__ Buffers(const Storage& storage, int part, int stage, uint32_t way) : way(way) {
+      full = smem_address(&storage.full[stage][part]) + way;
     }
 
     __device__ __forceinline__ void store(uint32_t at, const uint4& elements) const {
@@ -88,19 +86,35 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     return has_nan(bits);
   }
 
-  // Stores a tile of codes.
-  __device__ __forceinline__ void convert(const Rows& rows, const uint32_t (&scale_words)[kPasses],
-                                          const Buffers& buffers, const uint32_t (&destination)[2], int stage,
+  // What a lane has of a part's codes, as elements.
+  struct Elements {
+    uint4 of[2][kPasses];  // tiles of the part
+  };
+
+  __device__ __forceinline__ void convert(Elements& elements, const Rows& rows, const uint32_t (&scale_words)[kPasses],
                                           int tile) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const uint64_t codes = rows.codes[tile][pass];
-      buffers.store(destination[pass] + smem_address(storage.k[stage][tile]),
-                    eight_bf16(Base::folded(scale_words[pass], tile % 2), low_of(codes), high_of(codes)));
+      elements.of[tile % 2][pass] =
+          eight_bf16(Base::folded(scale_words[pass], tile % 2), low_of(codes), high_of(codes));
+#pragma unroll
+      for (uint32_t* word : {&elements.of[tile % 2][pass].x, &elements.of[tile % 2][pass].y,
+                             &elements.of[tile % 2][pass].z, &elements.of[tile % 2][pass].w}) {
+        make_opaque(*word);  // before it is known whether it is stored
+      }
     }
   }
 
-  // The same of a part's codes, whatever they and their scales are. By all lanes; hardly ever.
+  __device__ __forceinline__ void store(const Elements& elements, const Buffers& buffers,
+                                        const uint32_t (&destination)[2], int stage, int tile) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      buffers.store(destination[pass] + smem_address(storage.k[stage][tile]), elements.of[tile % 2][pass]);
+    }
+  }
+
+  // A part's codes, whatever they and their scales are. By all lanes; hardly ever.
   __device__ __forceinline__ void convert_any(int part, const Row& row, const Buffers& buffers, int stage) const {
 #pragma unroll 1
     for (int tile = Config::part_begin(part); tile < min(Config::part_begin(part + 1), Cache::kCodeTiles); ++tile) {
@@ -121,7 +135,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
   }
 
   // And of the tile of bf16.
-  __device__ __forceinline__ void convert_wide(const Rows& rows, const Buffers& buffers,
+  __device__ __forceinline__ void store_wide(const Rows& rows, const Buffers& buffers,
                                                const uint32_t (&destination)[2], int stage) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -149,11 +163,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     }
   }
 
-  // Before the first element is stored: who rehearsed has stored into the same places.
-  __device__ __forceinline__ void await_rehearsal() const {
-    named_barrier_sync(kRehearsed, 2 * Config::kWarpgroup);
-  }
-
   // All blocks of this CTA, which are the other's as well.
   template <typename LoadQuery>
   __device__ __forceinline__ void run(const LoadQuery& load_query) {
@@ -162,12 +171,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     typename Base::Ahead ahead = this->nothing_ahead();
     if (!this->rehearses) {
       ahead = this->begin_with(load_query, state);
-      if (begin >= end) {
-        await_rehearsal();
-        return;
-      }
-    } else if (warp == 0 && lane == 0) {
-      storage.rehearsed().arrive_and_expect(Config::kWarpgroup * kPasses * (Cache::kCodeTiles + 1) * 16);
+      if (begin >= end) return;
     }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
@@ -182,7 +186,9 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     Places places = this->template places_of<kCodes>(row);
 #pragma unroll
     for (int part = 0; part < kLastPart; ++part) load_part(rows, places, valid_lanes, part);
-    if (!this->rehearses) await_rehearsal();
+    const uint32_t here = smem_address(&storage);
+    uint32_t way = cluster_address(here, asked_rank() ^ 1u) - here;
+    make_opaque(way);
     int32_t block = begin;
 #pragma unroll 1
     do {
@@ -195,7 +201,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       bool any[Config::kParts];
 #pragma unroll
       for (int part = 0; part < kLastPart; ++part) any[part] = __any_sync(0xffffffffu, odd | has_nan_code(rows, part));
-      if (is_live) this->enter(0, buffer);
       load_part(rows, places, valid_lanes, kLastPart);
       const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
       places = this->template places_of<kCodes>(next);
@@ -204,24 +209,28 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       const int32_t later_slot = this->slot_of(block + 3);
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
-        if (part > 0 && is_live) this->enter(part, buffer);
         if (part == 1) any[kLastPart] = __any_sync(0xffffffffu, odd | has_nan_code(rows, kLastPart));
-        const Buffers buffers(storage, part, stage, is_live);
         this->take_scales(scales, scale_words);
         scales.next_part();
-        const int end_tile = min(Config::part_begin(part + 1), Cache::kCodeTiles);
-        if (!any[part]) {
+        const int begin_tile = Config::part_begin(part);
+        const int tiles = min(Config::part_begin(part + 1), Cache::kCodeTiles) - begin_tile;
+        Elements elements;
 #pragma unroll
-          for (int tile = Config::part_begin(part); tile < end_tile; ++tile) {
-            convert(rows, scale_words, buffers, destination, stage, tile);
+        for (int i = 0; i < tiles; ++i) convert(elements, rows, scale_words, begin_tile + i);
+        if (is_live) {
+          this->enter(part, buffer);
+          const Buffers buffers(storage, part, stage, way);
+          if (!any[part]) {
+#pragma unroll
+            for (int i = 0; i < tiles; ++i) store(elements, buffers, destination, stage, begin_tile + i);
+          } else {
+            convert_any(part, row, buffers, stage);
           }
-        } else {
-          convert_any(part, row, buffers, stage);
+          if (part == kLastPart) store_wide(rows, buffers, destination, stage);
+          tell(part, stage, valid_lanes);
         }
-        if (part == kLastPart) convert_wide(rows, buffers, destination, stage);
         if (part == 1) load_part(rows, places, next_valid, 0);
         if (part == 1 || part == 2) load_part(rows, places, next_valid, part);
-        if (is_live) tell(part, stage, valid_lanes);
       }
       valid_lanes = next_valid;
       scales = next_scales;
@@ -229,10 +238,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
       next = this->row_of(block + 2, slot);
       slot = later_slot;
     } while (++block < end);
-    if (this->rehearses) {
-      storage.rehearsed().wait(0);
-      await_rehearsal();
-    }
   }
 };
 

@@ -36,14 +36,15 @@ using ThisWork = sparse_mla_fwd::WorkAssignment<ThisConfig>;
 // Scores may be multiplied by any number, which costs a multiplication of each.
 constexpr bool kAnyScale = true;
 
-// Code that has not run yet is waited for, some 12 cycles an instruction, and the producer's first block is what all
-// wait for. The second consumer has nothing to do until then: it goes through that code, without effects, while rows come.
+// Code that has not run yet is waited for, some 12 cycles an instruction, and all wait for the producer's first block.
+// The second consumer has nothing to do until then: while rows come it rehearses, which is to go through the code of a
+// block without any effect, a wait or a shuffle among its own lanes aside.
 constexpr bool kRehearses = folds<ThisCache, Element>();
 
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                         const Work& work, bool rehearses) {
-  const int32_t counted = rehearses ? 0 : ~0;  // bits of the counts
+  const int32_t counted = rehearses ? 0 : ~0;  // bits of the counts: a rehearsal has no entries
   const Entries entries(storage.counts[0][0] & counted, storage.counts[0][1] & counted, part_of_row(work),
                         parts_of_row(work));
   sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);

@@ -47,9 +47,9 @@ MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
 _TILE = 64  # entries of a block
 
 # Microseconds of a call with cold L2 and instruction caches, as a model's step finds them, by CTAs of so many heads: of
-# a CTA beside its blocks, and of a block of rows that are converted or copied. What all divisions have in common is left
-# out. Of those timed on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30), what these
-# numbers choose is at most 3.2% slower than the best.
+# a CTA beside its blocks, and of a block of rows that are converted or copied. What all divisions have in common is
+# left out. Of divisions timed on an H200 with other code between calls (docs/log/sparse_mla_decode.md, 2026-11-30),
+# what these numbers choose is at most 3.2% slower than the best.
 _START_US = {16: 3.0, 32: 3.5, 64: 5.5}
 _BLOCK_US = {
     True: {16: 2.3, 32: 1.5, 64: 1.8},
