@@ -1,5 +1,5 @@
-// Access to rows that are read once and go through registers into shared memory: loads past L1 and stores of 16 bytes
-// (PTX ISA, "ld", "st"), and arithmetic on pairs of bf16 (PTX ISA, "mul", "fma", sm_90).
+// Access to rows that are read once, and go through registers: loads past L1, loads and stores of shared memory (PTX
+// ISA, "ld", "st"), and arithmetic on pairs of bf16 (PTX ISA, "mul", "fma", sm_90).
 #pragma once
 
 #include "types.cuh"
@@ -30,8 +30,24 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& w
                : "memory");
 }
 
-__device__ __forceinline__ void load_shared_8(uint32_t& a, uint32_t& b, uint32_t address) {
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+// The same, if `stores`. A branch would be another way through the code: threads that store and threads that do not run
+// the same instructions here.
+__device__ __forceinline__ void store_shared_16_if(bool stores, uint32_t address, const uint4& words) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %0, 0;\n @p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+          static_cast<uint32_t>(stores)),
+      "r"(address), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+      : "memory");
+}
+
+// If `loads`, else zeros, likewise.
+__device__ __forceinline__ void load_shared_8_if(bool loads, uint32_t& a, uint32_t& b, uint32_t address) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n mov.u32 %0, 0;\n mov.u32 %1, 0;\n"
+      " @p ld.shared.v2.u32 {%0, %1}, [%3];\n}"
+      : "=&r"(a), "=&r"(b)
+      : "r"(static_cast<uint32_t>(loads)), "r"(address)
+      : "memory");
 }
 
 __device__ __forceinline__ void load_shared_16(uint32_t (&words)[4], uint32_t address) {

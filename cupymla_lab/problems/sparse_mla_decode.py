@@ -43,6 +43,10 @@ CASES: tuple[DecodeCase, ...] = (
     _case("v32", 2, 1, 72, 700, "pair", "pairs", splits=3, lengths="rows"),
     _case("v32", 1, 1, 66, 200, "pair_non_finite", "pairs", splits=1, spoiled=True),
     _case("v4", 1, 1, 66, 130, "pair_large_scales", "pairs", splits=1, large=True, sm_scale=2.0**-22, invalid=0.2),
+    # Few valid entries, and scores of all sizes: the base of exponentials moves far from block to block.
+    _case("v32", 2, 1, 16, 400, "moving_base", "bases", splits=1, invalid=0.98, sm_scale=0.3),
+    _case("v32", 2, 1, 64, 400, "moving_base", "bases", splits=1, invalid=0.98, sm_scale=0.3),
+    _case("v32", 2, 1, 68, 400, "moving_base", "bases", splits=1, invalid=0.98, sm_scale=0.3),
     _case("v32", 2, 2, 16, 150, "non_finite", "poison", spoiled=True),
     _case("v4", 2, 2, 64, 150, "non_finite", "poison", spoiled=True, splits=2),
     _case("bf16", 2, 2, 16, 100, "non_finite", "poison", spoiled=True),

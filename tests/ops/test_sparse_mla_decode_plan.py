@@ -194,6 +194,7 @@ def test_no_races(name: str, splits: int, cluster: int, seed: int) -> None:
         ("v4_d512_h16_b2_n1_k40+90_second", Division(16, 1, 1, 2), 2),
         ("bf16_d576_h64_b1_n1_k520_splits16", Division(32, 1, 1, 5), 3),
         ("v32_d576_h72_b2_n1_k700_pair", Division(64, 1, 2, 11), 4),
+        ("v4_d512_h64_b1_n1_k140_fp16", Division(64, 1, 1, 2), 5),
     ],
 )
 def test_shares_of_rows_are_merged(name: str, division: Division, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

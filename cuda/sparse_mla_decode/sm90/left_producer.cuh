@@ -115,8 +115,10 @@ struct LeftProducer : Producer<Config, Cache, Element> {
           }
           load(rows, places, next_valid, tile);
         }
-        if (is_live && __any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
-        if (is_live) storage.full[stage][part].arrive();
+        if (is_live) {
+          if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
+          storage.full[stage][part].arrive();
+        }
         if (part == 0 && more && early) begin_next();
       }
       if (more && !early) begin_next();

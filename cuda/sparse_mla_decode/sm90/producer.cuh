@@ -5,12 +5,12 @@
 //
 // With many heads, who takes a block's scores orders what is written here with the products, by its own fence of the
 // asynchronous proxy, and who takes values of the block waits for P, which comes behind that. A fence here would be one
-// more, and ptxas makes it a barrier of all accesses, loads that are on their way included.
+// more, and ptxas makes it a barrier of all accesses, loads that are on their way included. With few heads the values'
+// warpgroup takes no scores, and fences nothing of a block: there the producer does, which costs no time (H200).
 #pragma once
 
 #include "../../common/async_copy.cuh"
 #include "../../common/memory.cuh"
-#include "../../common/shared_if.cuh"
 #include "../../sparse_mla_fwd/sm90/producer.cuh"
 #include "cache.cuh"
 #include "config.cuh"

@@ -1,8 +1,8 @@
 // The producer where two CTAs of neighbouring heads take the same blocks: each converts half of a block's rows, for
 // both. A warp brings in eight rows, and looks at the validity of eight more, which the other CTA's same warp brings
-// in. Rows come into registers while the block before is converted: so no buffer is waited for before memory is. Those
-// of the last part are asked for when that block has gone: loads have one scoreboard, and who waits for one waits for
-// all, so that none is asked for shortly before a wait.
+// in. Rows come into registers while the block before is converted: so no buffer is waited for before memory is. Only
+// those of the last part are asked for at the top of their own block. ptxas waits for all loads where one is needed (it
+// counts them by one scoreboard), so none is asked for shortly before a wait.
 #pragma once
 
 #include "producer.cuh"
@@ -136,7 +136,7 @@ struct SharedProducer : Producer<Config, Cache, Element> {
 
   // And of the tile of bf16.
   __device__ __forceinline__ void store_wide(const Rows& rows, const Buffers& buffers,
-                                               const uint32_t (&destination)[2], int stage) const {
+                                             const uint32_t (&destination)[2], int stage) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const uint64_t first = rows.wide[pass][0], second = rows.wide[pass][1];

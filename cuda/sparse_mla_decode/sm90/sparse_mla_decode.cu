@@ -40,6 +40,7 @@ constexpr bool kAnyScale = true;
 // The second consumer has nothing to do until then: while rows come it rehearses, which is to go through the code of a
 // block without any effect, a wait or a shuffle among its own lanes aside.
 constexpr bool kRehearses = folds<ThisCache, Element>();
+constexpr uint32_t kRehearsed = 5;  // named barrier
 
 template <typename Config, typename Storage, typename Work>
 __device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
@@ -153,6 +154,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
   if (warpgroup == 2 || (kRehearses && warpgroup == 1)) {
     warpgroup_reg_dealloc<ThisConfig::kProducerRegisters>();
     produce<ThisConfig>(storage, params, q_map, work, warpgroup != 2);
+    // All warps of a warpgroup are to meet between two changes of its registers (PTX ISA, "setmaxnreg").
+    if (warpgroup != 2) named_barrier_sync(kRehearsed, ThisConfig::kWarpgroup);
   }
   if (warpgroup == 2) return;
   if (warpgroup == 0) {

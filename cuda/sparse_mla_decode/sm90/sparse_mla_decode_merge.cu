@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThread
   const float4 left = statistics[min(threadIdx.x % 32, shares - 1) * heads];
   const sparse_mla_fwd::RowStatistics own{left.x, left.y, left.z, left.w != 0.f};
   sparse_mla_fwd::RowStatistics merged;
-  const float4 sum = sparse_mla_fwd::add_parts<kBatch>(own, shares, merged, [&](uint32_t) {  // in their order
+  // Each is asked for once, in order.
+  const float4 sum = sparse_mla_fwd::add_parts<kBatch>(own, shares, merged, [&](uint32_t) {
     uint32_t words[4];
     load_row_16(words[0], words[1], words[2], words[3], line);
     line += heads * 2048u;
@@ -45,19 +46,17 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::kThread
     return make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
                        __uint_as_float(words[3]));
   });
+#if CUPYMLA_MANY_HEADS
   const float factor = sparse_mla_fwd::output_factor(params, head, merged, 0.f);
   if (place == 0) sparse_mla_fwd::store_statistics(params, query, head, merged);
-  uint8_t* const out = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
-                       head * params.out_head_bytes;
-  const uint32_t first = pack_pair<Element>(sum.x * factor, sum.y * factor);
-  const uint32_t second = pack_pair<Element>(sum.z * factor, sum.w * factor);
-  if constexpr (CUPYMLA_MANY_HEADS) {
-    auto* const pairs = reinterpret_cast<uint32_t*>(out + column_of_four(place) * 2);
-    pairs[0] = first;
-    pairs[4] = second;
-  } else {
-    *reinterpret_cast<uint2*>(out + place * 2) = make_uint2(first, second);
-  }
+  auto* const pairs = reinterpret_cast<uint32_t*>(
+      params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
+      head * params.out_head_bytes + column_of_four(place) * 2);
+  pairs[0] = pack_pair<Element>(sum.x * factor, sum.y * factor);
+  pairs[4] = pack_pair<Element>(sum.z * factor, sum.w * factor);
+#else
+  sparse_mla_fwd::store_merged<Element>(params, query, head, place, merged, sum);
+#endif
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_decode::kThreads, smem_bytes = 0,
