@@ -13,7 +13,7 @@ namespace cupymla::sparse_mla_decode {
 
 constexpr int kThreads = 128;
 constexpr int kColumns = 4;  // of a thread
-constexpr int kBatch = 8;    // shares that are on their way at once
+constexpr int kBatch = 16;   // shares that are on their way at once
 static_assert(kThreads * kColumns == 512);
 
 }  // namespace cupymla::sparse_mla_decode
