@@ -286,6 +286,16 @@ def test_all_warps_of_a_warpgroup_set_their_registers() -> None:
     refused(r"deadlock: setmaxnreg\.dec", body.format(224), threads=384, bounds=BOUNDS)
 
 
+def test_the_warps_of_a_warpgroup_meet_between_two_changes_of_their_registers() -> None:
+    body = """setmaxnreg.dec.sync.aligned.u32 120; shr.u32 %r1, %r0, {}; add.s32 %r1, %r1, 1;
+    barrier.sync.aligned %r1, {}; setmaxnreg.inc.sync.aligned.u32 168;"""
+    options: dict[str, Any] = {"threads": 384, "bounds": BOUNDS, "mode": "lazy", "races": "hardware"}
+    run(body.format(7, 128), numbers(1), **options)
+    for shift, threads in ((6, 64), (5, 32)):
+        what = "changes its registers again, and nothing orders that behind the last change of thread"
+        refused(what, body.format(shift, threads), numbers(1), **options)
+
+
 # Copies and exits ----------------------------------------------------------------------------------------------------
 
 

@@ -155,6 +155,18 @@ void Causality::part(Thread& t, TrackedMeeting& meeting, uint32_t generation) {
   own_[number(t)].gathered = 0;
 }
 
+void Causality::change_registers(Thread& t) {
+  constexpr uint32_t kGroup = 128;
+  const uint32_t me = number(t), first = me - t.index % kGroup;
+  std::vector<uint32_t>& mine = own_[me].register_changes;
+  for (uint32_t other = first; !mine.empty() && other < first + kGroup; ++other) {
+    if (other / 32 == me / 32 || knows(me, kPast, other, own_[other].register_changes[mine.size() - 1])) continue;
+    broken("race: %s changes its registers again, and nothing orders that behind the last change of %s",
+           thread(me).c_str(), thread(other).c_str());
+  }
+  mine.push_back(moment_);
+}
+
 void Causality::require_started(uint32_t thread_, uint32_t rank) {
   Own& mine = own_[thread_];
   if (mine.started >> rank & 1) return;

@@ -149,6 +149,8 @@ class Causality {
   void fence_proxy(Thread& t);
   void meet(Thread& t, TrackedMeeting& meeting, uint32_t generation, bool alone);
   void part(Thread& t, TrackedMeeting& meeting, uint32_t generation);
+  // A thread changes its registers; all warps of a warpgroup have to meet between two changes (PTX ISA, "setmaxnreg").
+  void change_registers(Thread& t);
   TrackedMeeting& meeting(const void* barrier) { return meetings_[barrier]; }
   void leave(Thread& t);
 
@@ -204,6 +206,7 @@ class Causality {
     uint32_t columns[3] = {}, stamps[3] = {1, 1, 1};
     std::shared_ptr<const Shown> shown;  // of that version
     uint64_t shown_version = 0;
+    std::vector<uint32_t> register_changes;  // their moments
     uint32_t started = 0;  // ranks of CTAs that it knows to have started, as bits
     uint64_t gathered = 0;  // nothing in kBefore has changed since that call of `gather`
   };

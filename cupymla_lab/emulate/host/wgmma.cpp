@@ -418,6 +418,7 @@ void set_registers(Thread& t, uint32_t count, bool grows) {
   Cta& cta = *t.cta;
   if (cta.registers.empty()) cta.registers.resize(cta.warps.size(), the->registers);
   Warpgroup& group = group_of(t, "setmaxnreg");
+  if (t.races) cta.causality->change_registers(t);
   const uint32_t asked = count << 1 | grows;
   if (group.come && group.asked != asked) broken("the warps of a warpgroup set different numbers of registers");
   group.asked = asked;
