@@ -21,6 +21,7 @@ CASES: tuple[PagedCase, ...] = (
     _case(2, 3, 144, 20, page=1, dtype="bf16", channels=64, heads=3, return_values=True),
     _case(2, 6, 144, 20, page=16, dtype="fp16", heads=128, **_ALL),
     _case(2, 9, 144, 20, page=16, dtype="fp16", heads=20, channels=64, return_values=True),
+    _case(2, 7, 160, 20, page=16, heads=1, **_ALL),
     _case(0, 2, 64, 5, "no_requests", **_ALL),
     _case(2, 2, 0, 5, "no_keys", **_ALL),
     _case(9, 2, 320, 30, "hostile", "lengths", lens="hostile", tables="hostile", **_ALL),

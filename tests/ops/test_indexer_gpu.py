@@ -94,7 +94,10 @@ def test_a_score_has_the_same_bits_wherever_it_stands() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("subject", "case"), [(TOPK, TOPK.cases.LARGE[1]), (LOGITS, LOGITS.cases.LARGE[0])])
+@pytest.mark.parametrize(
+    ("subject", "case"),
+    [(TOPK, TOPK.cases.LARGE[1]), (LOGITS, LOGITS.cases.LARGE[0]), (SELECTED, SELECTED.cases.LARGE[4])],
+)
 def test_a_thousand_equal_runs_beside_other_work(subject: Subject, case: Any) -> None:
     call: Any = subject.call
     require_equal_runs(cupy, call.prepare(**arguments_on(cupy, subject.cases.inputs(case, 3))))

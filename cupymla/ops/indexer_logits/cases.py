@@ -27,8 +27,8 @@ class LogitsCase(Case):
         channels: D.
         dtype: of q and k, a key of `_DTYPES`.
         batch: extent of the batch axis, None without one.
-        values: "normal"; "exact" for small integers, whose sums are exact; "hostile" for keys that hold NaN and,
-            with 16 bits, infinities.
+        values: "normal"; "exact" for small integers, whose sums are exact; "plateau" for those with zeros in 99 of 100
+            keys, whose scores are 0; "hostile" for keys that hold NaN and, with 16 bits, infinities; "exact_hostile".
         scales: whether q_scale and k_scale are given.
         bf16_weights: whether weights are bf16.
         limits: None, or "windows" for starts and ends, many out of range or empty.
@@ -51,6 +51,11 @@ class LogitsCase(Case):
     q_start: int = 0
     k_stride: int = 1
     relu: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether scores are exact on every machine."""
+        return self.values not in ("normal", "hostile")
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -85,18 +90,20 @@ def inputs(case: LogitsCase, seed: int, xp: Any = np) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     q = _draw(rng, (*case.lead, case.queries, case.heads, case.channels), case)
     k = _draw(rng, (*case.lead, case.keys, case.channels), case)
-    if case.values == "hostile":
+    if case.values == "plateau":
+        k[..., rng.random(case.keys) < 0.99, :] = 0
+    if case.values in ("hostile", "exact_hostile"):
         _spoil(rng, k)
     row = (*case.lead, case.queries)
     weights = rng.standard_normal((*row, case.heads)).astype(np.float32)
-    if case.values == "exact":
+    if case.exact:
         weights = rng.integers(-8, 9, weights.shape).astype(np.float32)
     arguments: dict[str, Any] = {"q": q, "k": k}
     arguments["weights"] = weights.astype(ml_dtypes.bfloat16) if case.bf16_weights else weights
     if case.scales:
         arguments["q_scale"] = np.exp2(rng.integers(-9, -3, weights.shape)).astype(np.float32)
         arguments["k_scale"] = np.exp2(rng.integers(-9, -3, (*case.lead, case.keys))).astype(np.float32)
-        if case.values != "exact":
+        if not case.exact:
             for name in ("q_scale", "k_scale"):
                 arguments[name] *= rng.uniform(0.5, 1, arguments[name].shape).astype(np.float32)
     if case.limits is not None:
@@ -114,7 +121,7 @@ def inputs(case: LogitsCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], case: LogitsCase) -> Any:
     dtype = _DTYPES[case.dtype]
-    if case.values == "exact":
+    if case.exact:
         made = rng.integers(-4, 5, shape).astype(np.float32)
     else:
         made = rng.standard_normal(shape, dtype=np.float32)
