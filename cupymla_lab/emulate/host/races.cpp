@@ -89,8 +89,9 @@ uint32_t Releases::done(Plane plane, uint32_t column) const {
 }
 
 Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool as_hardware, uint32_t unit)
-    : as_hardware_(as_hardware), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 127) / 128 * 128),
-      threads_(padded_ * count), count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
+    : as_hardware_(as_hardware), cluster_(cluster), unit_(unit),
+      padded_((ctas[0]->threads + kGroup - 1) / kGroup * kGroup), threads_(padded_ * count), count_(count),
+      own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   // Whoever hears of a thread's first moment knows that its CTA has started.
   for (uint32_t i = 0; i < threads_; ++i) own_[i].known.learn(kBefore, i, 1);
   for (TrackedCta& cta : ctas_) {
@@ -156,7 +157,6 @@ void Causality::part(Thread& t, TrackedMeeting& meeting, uint32_t generation) {
 }
 
 void Causality::change_registers(Thread& t) {
-  constexpr uint32_t kGroup = 128;
   const uint32_t me = number(t), first = me - t.index % kGroup;
   std::vector<uint32_t>& mine = own_[me].register_changes;
   for (uint32_t other = first; !mine.empty() && other < first + kGroup; ++other) {
@@ -542,7 +542,7 @@ std::shared_ptr<const View> Causality::view_of(const std::vector<std::shared_ptr
 
 void Causality::read_by_group(Thread& t, const View& view, uint64_t number_, uint32_t offset, uint32_t bytes) {
   const uint32_t me = number(t), rank = t.cta->rank;
-  const uint32_t reader = kWarpgroup | me / 128, stamp = static_cast<uint32_t>(number_);
+  const uint32_t reader = kWarpgroup | me / kGroup, stamp = static_cast<uint32_t>(number_);
   uint32_t count;
   Cell* cell = cells(rank, offset, bytes, count);
   each(Mark{reader, stamp, t.line << 2 | kRead}, me, cell, count, [&](Cell& one) {
@@ -552,7 +552,7 @@ void Causality::read_by_group(Thread& t, const View& view, uint64_t number_, uin
       const bool seen = View::knows(view.seen, one.writer, one.written) || (as_hardware_ && across && fenced);
       if (!seen || !fenced) {
         broken("race: a wgmma of the warpgroup of %s at PTX line %u %s %s, that %s wrote at PTX line %u, and %s",
-               thread(me / 128 * 128).c_str(), t.line, seen ? "asynchronously reads" : "reads",
+               thread(me / kGroup * kGroup).c_str(), t.line, seen ? "asynchronously reads" : "reads",
                place(rank, one).c_str(), doer(one.writer).c_str(), one.writer_line & kLine,
                seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
       }
@@ -619,7 +619,7 @@ std::string Causality::thread(uint32_t number) const {
 
 std::string Causality::doer(uint32_t column) const {
   const uint32_t which = column & ~kReaderKind;
-  if ((column & kReaderKind) == kWarpgroup) return "a wgmma of the warpgroup of " + thread(which * 128);
+  if ((column & kReaderKind) == kWarpgroup) return "a wgmma of the warpgroup of " + thread(which * kGroup);
   if (column & kReaderKind) return "the warp of " + thread(which * 32);
   if (column < threads_) return thread(column);
   const Extra& extra = extras_[column - threads_];

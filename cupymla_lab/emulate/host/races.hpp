@@ -19,6 +19,8 @@
 
 namespace machine {
 
+constexpr uint32_t kGroup = 128;  // threads of a warpgroup
+
 enum Plane : uint32_t { kSeen, kFenced, kPast, kBefore };
 constexpr uint32_t kPlanes = 4;
 constexpr int kAnyone = -1;

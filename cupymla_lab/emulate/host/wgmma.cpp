@@ -19,8 +19,6 @@ Thread::~Thread() = default;
 
 namespace {
 
-constexpr uint32_t kGroup = 128;  // threads
-
 Warpgroup& group_of(Thread& t, const char* instruction) {
   if (t.index / kGroup * kGroup + kGroup > t.cta->threads) {
     broken("%s by a thread of an incomplete warpgroup", instruction);

@@ -41,7 +41,7 @@ struct Product {
 };
 
 struct Warpgroup {
-  Thread* threads[128] = {};
+  Thread* threads[kGroup] = {};
   std::deque<Product> products;  // that are not carried out
   uint64_t begun = 0, done = 0;  // so many were issued by all threads, and were carried out
   // Accumulators that are still to go to registers: those of this site, by rows.
