@@ -49,6 +49,7 @@ CASES: tuple[PagedCase, ...] = (
 
 LARGE: tuple[PagedCase, ...] = (
     _case(1, 1, 131072, 2048, "cluster", "large", page=64, heads=64, scales=True, **_ALL),
+    _case(8, 4, 131072, 2048, "clusters_of_three", "large", page=64, heads=8, lens="hostile", tables="hostile", **_ALL),
     _case(12, 4, 40000, 2048, "hostile", "large", page=16, heads=64, lens="hostile", tables="hostile", **_ALL),
     _case(3, 2, 32784, 2048, "neither", "large", page=16, heads=8, lens="hostile", tables="hostile", **_ALL),
     _case(140, 1, 32768, 2048, "shared", "large", page=64, heads=8, lens="hostile", tables="hostile", **_ALL),

@@ -19,6 +19,7 @@ CASES: tuple[TopkCase, ...] = (
     _case(1, 9000, 5000, "past_streamed"),
     *(_case(2, columns, 2048, return_values=True) for columns in (8192, 8193, 32768)),
     _case(2, 32769, 1000, return_values=True),
+    _case(1, 49999, 700, return_values=True),
     _case(9, 8192, 50, "windows", "masks", limits="windows", padding=1, return_values=True),
     _case(5, 9001, 300, "windows", "masks", limits="windows", padding=3, dtype="bfloat16", return_values=True),
     _case(1, 9000, 9000, "sorted_in_pieces", order="score", return_values=True),
@@ -45,6 +46,9 @@ CASES: tuple[TopkCase, ...] = (
 LARGE: tuple[TopkCase, ...] = (
     _case(3, 131072, 2048, "cluster", "large", return_values=True),
     _case(2, 131072, 2048, "cluster_plateau", "large", scores="plateau"),
+    _case(32, 131072, 2048, "clusters_of_three", "large", return_values=True),
+    _case(60, 98304, 2048, "clusters_of_two", "large", scores="nan", return_values=True),
+    _case(100, 49152, 2048, "kept_by_one", "large", scores="bucket", return_values=True),
     _case(140, 40000, 2048, "cta_a_row", "large"),
     _case(70000, 130, 20, "many_rows", "large"),
     _case(1000, 8192, 2048, "short_nan", "large", scores="nan", return_values=True),

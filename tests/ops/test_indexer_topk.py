@@ -167,4 +167,4 @@ def test_a_call_compiles_what_each_of_its_chunks_wants() -> None:
     q, k = (np.broadcast_to(row, (241, *shape, 64)) for shape in ((100, 8), (30000,)))
     found = run.sources(HOPPER, q=q, k=k, weights=np.zeros((241, 100, 8), np.float32), topk=2048)
     selecting = [dict(source.defines)["CUPYMLA_SHORT"] for source in found if source.entry == "indexer_topk"]
-    assert selecting == [0, 32]
+    assert selecting == [0, 48]

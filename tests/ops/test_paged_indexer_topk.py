@@ -229,9 +229,12 @@ def test_a_bound_of_the_lengths_saves_memory() -> None:
         (8, 131072, 8, True),
         (32, 131072, 4, True),
         (66, 65536, 2, True),
+        (40, 131072, 3, True),
+        (67, 49152, 1, True),
         (67, 65536, 1, False),
-        (40, 131072, 2, False),
-        (1, 262208, 8, False),
+        (45, 131072, 2, False),
+        (1, 393216, 8, True),
+        (1, 393280, 8, False),
     ],
 )
 def test_few_rows_have_clusters(rows: int, columns: int, cluster: int, keeps: bool) -> None:

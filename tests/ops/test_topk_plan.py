@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 import pytest
 from plan_kit import require_mirrored
 
-from cupymla import arch
+from cupymla import arch, build, driver
 from cupymla.device import Device
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.topk import cuda, plan
@@ -33,21 +35,25 @@ def test_shared_memory_fits(target: str, order: Literal["index", "score"]) -> No
         assert chosen.array_bytes + plan.STORAGE_BYTES + 1024 <= arch.named(target).smem_bytes, (rows, columns, topk)
         wanted = min(topk, max(columns, 1))
         room = arch.named(target).smem_bytes - plan.STORAGE_BYTES - 1024
-        most = 32768 if rows == 1 else 24576
-        fits = columns <= 8192 or (columns <= most and columns * 4 + 1024 * 16 <= room)
-        clustered = rows == 1 and 8192 < columns <= 8 * 32768 and arch.named(target).capability >= (9, 0)
+        most = 49152 if rows == 1 else 24576
+        held = columns if columns <= 32768 else 49152  # by 1024 threads
+        fits = columns <= 8192 or (columns <= most and held * 4 + 1024 * 16 <= room)
+        clustered = rows == 1 and 8192 < columns <= 8 * 49152 and arch.named(target).capability >= (9, 0)
         assert bool(chosen.own) == ((fits or clustered) and order == "index")
         assert dict(chosen.source.defines)["CUPYMLA_CLUSTER"] == int(clustered and order == "index")
         if chosen.own and clustered:
             # All columns find a place, a CTA's are no few, and a thread has 16, or fewer where much is wanted.
-            assert chosen.cluster * chosen.threads * 32 >= columns >= chosen.cluster * 4096 and chosen.own == 32
+            assert chosen.cluster * chosen.threads * chosen.kept >= columns >= chosen.cluster * 4096
+            assert chosen.own == 48 and chosen.kept in (32, 48)
             assert chosen.ctas == chosen.cluster == (8 if columns > 32760 else 2)
             share = columns / chosen.cluster
             assert chosen.threads in (512, 1024) or share / 16 <= chosen.threads <= max(share / 16, topk / 2) + 32
             continue
         if chosen.own:
             # No thread more than there need be, and four bins for each.
-            assert 0 <= chosen.threads * chosen.own - columns < 32 * chosen.own or columns == 0
+            each = min(chosen.own, 32)
+            assert 0 <= chosen.threads * each - columns < 32 * each or columns == 0 or chosen.threads == 1024
+            assert chosen.threads * (chosen.kept or chosen.own) >= columns
             assert chosen.array_bytes == chosen.threads * 16 + (columns > 8192) * chosen.threads * 128
             assert chosen.ctas == rows and ("CUPYMLA_SHORT", chosen.own) in chosen.source.defines
             continue
@@ -73,12 +79,54 @@ def test_few_long_rows_get_clusters_where_there_are_any(order: Literal["index", 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "cluster"),
-    [(1, 32768, 8), (1, 32760, 4), (17, 32768, 4), (33, 131072, 4), (34, 65536, 2), (34, 65537, 1), (67, 9000, 1)],
+    [
+        (1, 32768, 8),
+        (1, 32760, 4),
+        (17, 32768, 4),
+        (33, 131072, 4),
+        (34, 131072, 3),
+        (44, 147456, 3),
+        (44, 147457, 1),
+        (45, 98304, 2),
+        (45, 98305, 1),
+        (67, 9000, 1),
+    ],
 )
 def test_clusters_that_keep_rows_are_as_large_as_there_are_multiprocessors_for(
     rows: int, columns: int, cluster: int
 ) -> None:
     assert plan.plan(replace(PROBLEM, rows=rows, columns=columns), SM90, 132).cluster == cluster
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "without", "cluster"),
+    [
+        (16, 131072, {8}, 4),
+        (32, 131072, {4}, 3),
+        (32, 131072, {4, 3}, 1),
+        (16, 524288, (), 8),
+        (16, 524288, {8}, 1),
+        (1, 32768, {8, 4, 3, 2}, 1),
+    ],
+)
+def test_clusters_that_do_not_all_run_at_once_are_not_taken(
+    rows: int, columns: int, without: Collection[int], cluster: int
+) -> None:
+    chosen = plan.plan(replace(PROBLEM, rows=rows, columns=columns), SM90, 132, without)
+    assert (chosen.cluster, chosen.ctas) == (cluster, rows * cluster)
+
+
+@pytest.mark.parametrize(("at_once", "cluster"), [({}, 8), ({8: 15}, 4), ({8: 15, 4: 15}, 3), ({8: 0, 4: 0, 3: 0}, 2)])
+def test_the_driver_says_which_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: dict[int, int], cluster: int
+) -> None:
+    """On 132 multiprocessors an H200 has room for 15 clusters of eight CTAs, 30 of four, 39 of three and 66 of two."""
+    monkeypatch.setattr(driver, "arch_of", lambda device: SM90)
+    monkeypatch.setattr(driver, "multiprocessor_count", lambda index: 132)
+    monkeypatch.setattr(build, "kernel", lambda source, index: SimpleNamespace(facts={"smem_bytes": 9000}))
+    monkeypatch.setattr(cuda, "active_clusters", lambda kernel, geometry: at_once.get(geometry.cluster, 66))
+    chosen = cuda.running_plan(plan.plan, replace(PROBLEM, rows=16, columns=32768), 0)
+    assert chosen.cluster == cluster
 
 
 def test_a_row_that_is_sorted_by_score_is_read_whole_where_much_is_wanted() -> None:

@@ -13,7 +13,8 @@ namespace cupymla::sparse_mla_decode {
 
 constexpr int kThreads = 128;
 constexpr int kColumns = 4;  // of a thread
-constexpr int kBatch = 16;   // shares that are on their way at once
+// Shares that are on their way at once. With more of many heads fewer CTAs fit a multiprocessor.
+constexpr int kBatch = CUPYMLA_MANY_HEADS ? 8 : 16;
 static_assert(kThreads * kColumns == 512);
 
 }  // namespace cupymla::sparse_mla_decode

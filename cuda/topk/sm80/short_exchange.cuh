@@ -75,8 +75,8 @@ class Exchange {
 #endif
   }
 
-  // The number of the row, among all of the launch. A cluster has a power of two of CTAs.
-  __device__ __forceinline__ uint32_t row() const { return blockIdx.x >> __ffs(static_cast<int>(parts)) - 1; }
+  // The number of the row, among all of the launch.
+  __device__ __forceinline__ uint32_t row() const { return blockIdx.x / parts; }
 
   // The others' memory may be written from here on.
   __device__ __forceinline__ void begin() {

@@ -27,7 +27,7 @@ __device__ __forceinline__ float short_lse(Exchange& exchange, const Columns& co
   float most = MaxOf::none(), sum = 0.0f;
   const auto visit_selected = [&](const auto& visit) {
     visit_chunks(columns, [&](int chunk) {
-      visit_marked(scores, chunk, selection.own >> chunk * kSide & kChunkBits, visit);
+      visit_marked(scores, chunk, bits_of_chunk(selection.own, chunk), visit);
     });
   };
   exchange.renew();

@@ -1,4 +1,4 @@
-// The same selection for rows that are kept: by one CTA, up to 8192 columns in registers and up to 32768 in shared
+// The same selection for rows that are kept: by one CTA, up to 8192 columns in registers and up to 49152 in shared
 // memory, or in the shared memory of a cluster. So scores are read once. Histograms of the candidates narrow down the
 // score of the wanted rank; equals are taken in the order of columns. README.md has the steps. Code is kept short: a
 // launch of a few us fetches each instruction for one use.
@@ -16,7 +16,7 @@
 //
 // A search may end behind any `tell`, or there is none.
 //
-// CUPYMLA_SHORT: columns of a thread at most: 8, in registers; 32, in shared memory, in rolled loops.
+// CUPYMLA_SHORT: columns of a thread at most: 8, in registers; 48, in shared memory, in rolled loops.
 #pragma once
 
 #include "../../common/math.cuh"
@@ -34,7 +34,10 @@ constexpr uint32_t kChunkBits = (1u << kSide) - 1;
 
 constexpr bool kInRegisters = kOwn == kSide;
 
-static_assert(kOwn % kSide == 0 && kOwn <= 32, "a bit for each column");
+// A bit for each column of a thread.
+using OwnBits = conditional_t<(kOwn > 32), uint64_t, uint32_t>;
+
+static_assert(kOwn % kSide == 0 && kOwn <= 48, "the bins of a cluster's CTA are counted in 16 bits");
 static_assert(kSide * 32 == 256, "a byte names a column of a warp's chunk, whose bins have room for as many");
 static_assert(!kInRegisters || !kClustered);
 
@@ -136,47 +139,34 @@ __device__ __forceinline__ void visit_marked(const OwnScores& scores, int chunk,
 // What stands for a score that is never selected: it is neither above nor equal to anything, nor an extremum.
 __device__ __forceinline__ float never() { return __uint_as_float(0x7fffffffu); }
 
-// A thread's scores on their way: its chunks that lie in the row and can be loaded in pieces of 16 bytes.
+// A thread's scores on their way: its chunks that lie in the row and can be loaded in pieces of 16 bytes. All of them
+// have no room in registers: those behind the first four follow.
 struct LoadedScores {
+  static constexpr int kAhead = kChunks < 4 ? kChunks : 4;
   static constexpr int kPieces = kSide * static_cast<int>(sizeof(Bits)) / 16;
 
   const Row& row;
   const Columns& columns;
   const Bits* own;
   bool aligned;
-  uint4 pieces[kChunks][kPieces];
+  uint4 pieces[kAhead][kPieces];
 
-  // Loads all of them before any is looked at.
+  // Loads several before any is looked at.
   __device__ __forceinline__ LoadedScores(const Row& row, const Columns& columns) : row(row), columns(columns) {
     // Computed once: else the compiler does it again for each load.
     const uint8_t* address = reinterpret_cast<const uint8_t*>(row.scores + columns.first);
     make_opaque(address);
     own = reinterpret_cast<const Bits*>(address);
     aligned = reinterpret_cast<uint64_t>(own) % 16 == 0;
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const uint4* source = reinterpret_cast<const uint4*>(own + chunk * 32 * kSide) + piece;
-        pieces[chunk][piece] = is_whole(chunk) ? __ldcs(source) : make_uint4(0u, 0u, 0u, 0u);
-      }
-    }
+    load<0, kAhead>();
   }
 
   // Keeps them, and loads what is left.
-  __device__ __forceinline__ void keep(OwnScores& scores) const {
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      if (!is_whole(chunk)) continue;
-      float here[kSide];
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        const uint4& loaded = pieces[chunk][i * kPieces / kSide];
-        const int word = i * static_cast<int>(sizeof(Bits)) / 4 % 4;
-        const uint32_t bits = word == 0 ? loaded.x : word == 1 ? loaded.y : word == 2 ? loaded.z : loaded.w;
-        here[i] = to_float(sizeof(Bits) == 4 ? bits : i % 2 ? bits >> 16 : bits & 0xffffu);
-      }
-      set(scores, chunk, here);
+  __device__ __forceinline__ void keep(OwnScores& scores) {
+    keep_loaded<0, kAhead>(scores);
+    if (kAhead < kChunks && columns.chunks > kAhead) {
+      load<kAhead, kChunks>();
+      keep_loaded<kAhead, kChunks>(scores);
     }
     visit_chunks(columns, [&](int chunk) {
       if (is_whole(chunk)) return;
@@ -195,6 +185,34 @@ struct LoadedScores {
   __device__ __forceinline__ bool is_whole(int chunk) const {
     const int32_t first = columns.of(chunk);
     return aligned && chunk < columns.chunks && first >= row.begin && first + kSide <= row.end;
+  }
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void load() {
+    static_assert(kEnd - kFirst <= kAhead);
+#pragma unroll
+    for (int chunk = kFirst; chunk < kEnd; ++chunk) {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const uint4* source = reinterpret_cast<const uint4*>(own + chunk * 32 * kSide) + piece;
+        pieces[chunk - kFirst][piece] = is_whole(chunk) ? __ldcs(source) : make_uint4(0u, 0u, 0u, 0u);
+      }
+    }
+  }
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void keep_loaded(OwnScores& scores) const {
+#pragma unroll
+    for (int chunk = kFirst; chunk < kEnd; ++chunk) {
+      if (!is_whole(chunk)) continue;
+      float here[kSide];
+#pragma unroll
+      for (int i = 0; i < kSide; ++i) {
+        const uint4& loaded = pieces[chunk - kFirst][i * kPieces / kSide];
+        const int word = i * static_cast<int>(sizeof(Bits)) / 4 % 4;
+        const uint32_t bits = word == 0 ? loaded.x : word == 1 ? loaded.y : word == 2 ? loaded.z : loaded.w;
+        here[i] = to_float(sizeof(Bits) == 4 ? bits : i % 2 ? bits >> 16 : bits & 0xffffu);
+      }
+      set(scores, chunk, here);
+    }
   }
   static __device__ __forceinline__ void set(OwnScores& scores, int chunk, float (&here)[kSide]) {
 #pragma unroll
@@ -243,16 +261,27 @@ struct KeyBins {
 
 // Columns of a thread, a bit each.
 struct Marks {
-  uint32_t candidates;  // whose scores lie in the interval that is searched
-  uint32_t above;       // and above it
+  OwnBits candidates;  // whose scores lie in the interval that is searched
+  OwnBits above;       // and above it
 };
+
+__device__ __forceinline__ uint32_t bits_of_chunk(OwnBits bits, int chunk) {
+  return static_cast<uint32_t>(bits >> chunk * kSide) & kChunkBits;
+}
+
+__device__ __forceinline__ OwnBits own_bits(uint32_t bits, int chunk) { return OwnBits{bits} << chunk * kSide; }
+
+__device__ __forceinline__ uint32_t count_of(OwnBits bits) {
+  if constexpr (kOwn > 32) return __popcll(bits);
+  return __popc(static_cast<uint32_t>(bits));
+}
 
 // All others are counted in bin 0, which spares a branch for each.
 template <typename Bins>
 __device__ __forceinline__ void count_candidates(uint32_t* bins, const Columns& columns, const OwnScores& scores,
                                                  const Marks& marks, const Bins& bin_of) {
   visit_chunks(columns, [&](int chunk) {
-    const uint32_t bits = marks.candidates >> chunk * kSide & kChunkBits;
+    const uint32_t bits = bits_of_chunk(marks.candidates, chunk);
     if (bits == 0) return;
     float here[kSide];
     scores.get(chunk, here);
@@ -270,9 +299,9 @@ __device__ __forceinline__ void keep_candidates(const Columns& columns, const Ow
                                                 uint32_t found, Bins bin_of) {
   // Bins are computed again: there are no registers to keep them.
   bin_of.forget();
-  uint32_t kept = 0;
+  OwnBits kept = 0;
   visit_chunks(columns, [&](int chunk) {
-    const uint32_t bits = marks.candidates >> chunk * kSide & kChunkBits;
+    const uint32_t bits = bits_of_chunk(marks.candidates, chunk);
     if (bits == 0) return;
     float here[kSide];
     scores.get(chunk, here);
@@ -283,8 +312,8 @@ __device__ __forceinline__ void keep_candidates(const Columns& columns, const Ow
       above |= bin > found ? 1u << i : 0u;
       equal |= bin == found ? 1u << i : 0u;
     }
-    marks.above |= (above & bits) << chunk * kSide;
-    kept |= (equal & bits) << chunk * kSide;
+    marks.above |= own_bits(above & bits, chunk);
+    kept |= own_bits(equal & bits, chunk);
   });
   marks.candidates = kept;
 }
@@ -339,7 +368,7 @@ __device__ __forceinline__ Extrema extrema_of(Exchange& exchange, const Columns&
   if (!first) {
     least = positive_infinity(), most = negative_infinity();
     visit_chunks(columns, [&](int chunk) {
-      const uint32_t bits = marks.candidates >> chunk * kSide & kChunkBits;
+      const uint32_t bits = bits_of_chunk(marks.candidates, chunk);
       if (bits == 0) return;
       float here[kSide];
       scores.get(chunk, here);
@@ -428,7 +457,7 @@ __device__ __forceinline__ float score_of_rank(Exchange& exchange, uint32_t* bin
     if (found.z > static_cast<uint32_t>(kFew)) continue;
 
     visit_chunks(columns, [&](int chunk) {
-      const uint32_t bits = marks.candidates >> chunk * kSide & kChunkBits;
+      const uint32_t bits = bits_of_chunk(marks.candidates, chunk);
       visit_marked(scores, chunk, bits, [&](float score) { exchange.add_to_few(found.w, key_of(score)); });
     });
     exchange.gather_few(found.z);
@@ -437,7 +466,7 @@ __device__ __forceinline__ float score_of_rank(Exchange& exchange, uint32_t* bin
 }
 
 struct ShortSelection {
-  uint32_t own;    // a bit for each of this thread's columns that is selected
+  OwnBits own;     // a bit for each of this thread's columns that is selected
   uint32_t count;  // how many are selected in the row
 };
 
@@ -449,13 +478,13 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
                                                       uint32_t batch, uint32_t number, const Ids& ids) {
   const Thread& thread = exchange.thread;
   const uint32_t topk = static_cast<uint32_t>(params.topk);
-  Marks marks{~0u, 0u};
+  Marks marks{~OwnBits{0}, 0};
   float threshold = negative_infinity();
   const uint32_t visible = static_cast<uint32_t>(row.visible());
   if (visible > topk) threshold = score_of_rank(exchange, bins, columns, scores, marks, visible, topk);
-  uint32_t equal = 0;
+  OwnBits equal = 0;
   visit_chunks(columns, [&](int chunk) {
-    const uint32_t bits = marks.candidates >> chunk * kSide & kChunkBits;
+    const uint32_t bits = bits_of_chunk(marks.candidates, chunk);
     if (bits == 0) return;
     float here[kSide];
     scores.get(chunk, here);
@@ -465,12 +494,12 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
       larger |= here[i] > threshold ? 1u << i : 0u;
       as_large |= here[i] == threshold ? 1u << i : 0u;
     }
-    marks.above |= (larger & bits) << chunk * kSide;
-    equal |= (as_large & bits) << chunk * kSide;
+    marks.above |= own_bits(larger & bits, chunk);
+    equal |= own_bits(as_large & bits, chunk);
   });
 
   // Entries above the threshold, and its equals: of warps before this one, and of all.
-  const uint32_t warp_sum = __reduce_add_sync(kAllLanes, __popc(marks.above) | __popc(equal) << 16);
+  const uint32_t warp_sum = __reduce_add_sync(kAllLanes, count_of(marks.above) | count_of(equal) << 16);
   const uint2* words = exchange.tell(kSelected, make_uint2(warp_sum & 0xffffu, warp_sum >> 16));
   uint2 before = make_uint2(0u, 0u), all = before;
   exchange.visit_words(words, [&](bool there, uint32_t part, const uint2& word) {
@@ -489,7 +518,7 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
   __syncwarp();
   const Target target(params, batch, number);
   visit_chunks(columns, [&](int chunk) {
-    uint32_t selected = marks.above >> chunk * kSide & kChunkBits, equals = equal >> chunk * kSide & kChunkBits;
+    uint32_t selected = bits_of_chunk(marks.above, chunk), equals = bits_of_chunk(equal, chunk);
     const uint32_t own = __popc(selected) | __popc(equals) << 16;
     const uint32_t inclusive = warp_scan(own, thread.lane);
     const uint32_t lower = inclusive - own;
@@ -498,7 +527,7 @@ __device__ __forceinline__ ShortSelection write_short(Exchange& exchange, uint32
     if (room == 0) equals = 0;
     while (__popc(equals) > room) equals ^= 0x80000000u >> __clz(static_cast<int>(equals));
     selected |= equals;
-    marks.above |= equals << chunk * kSide;
+    marks.above |= own_bits(equals, chunk);
     const uint32_t place = before.x + (lower & 0xffffu) + min(equals_before, kept);
     // Ids that lie side by side in memory are stored together: lanes hand their columns to those that store them.
     const uint32_t warp_place = __shfl_sync(kAllLanes, place, 0);

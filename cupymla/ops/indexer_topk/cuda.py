@@ -52,7 +52,6 @@ class _Part:
     ) -> None:
         scores, options = problem.scores, problem.options
         device = scores.device
-        arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
         self._offsets = {name: _offset(getattr(views, name), name, chunk, scores) for name in _SCORED}
         self._views = ScoringViews(
             **{name: _chunk_of(getattr(views, name), name, chunk, scores) for name in _SCORED}  # type: ignore[arg-type]
@@ -72,7 +71,7 @@ class _Part:
             dependent=overlaps and not is_first,
             has_dependent=overlaps,
         )
-        chosen = plan.select(selected, arch, multiprocessors)
+        chosen = selection.running_plan(plan.select, selected, device.index)
         self._record = Parameters(
             q_start=q_start,
             k_stride=options.k_stride,

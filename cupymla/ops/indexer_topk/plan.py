@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ... import arch as arches
@@ -94,10 +94,12 @@ def selected(problem: Problem, chunk: Chunk) -> selection_spec.Problem:
     )
 
 
-def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) -> selection.Plan:
-    """The launch that selects from a chunk's scores. Raises UnsupportedError."""
+def select(
+    problem: selection_spec.Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()
+) -> selection.Plan:
+    """The launch that selects from a chunk's scores; arguments as of `topk.plan.plan`. Raises UnsupportedError."""
     require_target(OPERATOR, arch)
-    chosen = selection.plan(problem, arch, multiprocessors)
+    chosen = selection.plan(problem, arch, multiprocessors, without)
     return replace(chosen, source=variant(arch, own=chosen.own, clustered=bool(chosen.own) and chosen.cluster > 1))
 
 

@@ -24,7 +24,10 @@ CALLS = Calls(
 
 
 def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
-    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError.
+
+    Where the driver has no room for all clusters that the plan asks for, the call may compile another kernel.
+    """
     _, problem = read(**arguments)
     # A last chunk of few rows may want another variant.
     selecting = dict.fromkeys(

@@ -196,10 +196,9 @@ class _Selection:
     def __init__(
         self, views: Views, problem: Problem, chunk: plan.Chunk, results: Sequence[View | None], overlaps: bool
     ) -> None:
-        arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(problem.device.index)
         overlaps = overlaps and driver.has_dependent_launch(problem.device.index)
         selected = plan.selected(problem, chunk.requests)
-        chosen = plan.select(selected, arch, multiprocessors)
+        chosen = selection.running_plan(plan.select, selected, problem.device.index)
         self._offsets = {name: _bytes_before(getattr(views, name), chunk.first) for name in _LISTS}
         self._result_offsets = [_bytes_before(result, chunk.first) for result in results]
         options = problem.options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ... import arch as arches
@@ -93,24 +93,27 @@ def selected(problem: Problem, requests: int) -> selection_spec.Problem:
     )
 
 
-def select(problem: selection_spec.Problem, arch: Arch, multiprocessors: int) -> selection.Plan:
+def select(
+    problem: selection_spec.Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()
+) -> selection.Plan:
     """The launch that selects: topk's, with clusters of fewer CTAs where rows are too many for larger ones.
 
-    Raises UnsupportedError.
+    Takes what `topk.plan.plan` takes. Raises UnsupportedError.
     """
     require_target(OPERATOR, arch)
-    if (short := selection.short_plan(problem, arch, multiprocessors)) is not None:
+    if (short := selection.short_plan(problem, arch, multiprocessors, without)) is not None:
         # CTAs come while those that score end: the first multiprocessors that are free would get more than one.
         alone = _ALONE_BYTES if short.ctas <= multiprocessors else 0
         source = variant(arch, own=short.own, clustered=short.cluster > 1)
         return replace(short, source=source, least_bytes=alone)
-    chosen = replace(selection.long_plan(problem, arch, multiprocessors), source=variant(arch))
+    chosen = replace(selection.long_plan(problem, arch, multiprocessors, without), source=variant(arch))
     rows = problem.batch * problem.rows
     if rows <= multiprocessors:
         # Alone on its multiprocessor, a CTA of few threads would wait for memory more often than for barriers.
         chosen = replace(chosen, threads=max(chosen.threads, _LEAST_THREADS))
     if chosen.streamed and problem.columns >= selection.CLUSTER_ROW:
-        cluster = next((size for size in _CLUSTERS if rows * size <= multiprocessors), 1)
+        fitting = (size for size in _CLUSTERS if rows * size <= multiprocessors and size not in without)
+        cluster = next(fitting, 1)
         if cluster > 1:
             return replace(chosen, ctas=rows * cluster, cluster=cluster, threads=selection.MOST_THREADS)
     return chosen

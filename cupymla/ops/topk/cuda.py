@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ... import build, driver
-from ...launch import Geometry, Launcher
+from ...arch import Arch
+from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
 from ..gpu import Launches, Results, check_record
 from ..mla import batched_strides
@@ -42,6 +43,33 @@ def fill(made: Parameters, problem: Problem, chosen: plan.Plan, arrays: dict[str
         setattr(made, f"{name}_row", row)
 
 
+def running_plan(
+    planned: Callable[[Problem, Arch, int, Collection[int]], plan.Plan], problem: Problem, device: int
+) -> plan.Plan:
+    """The plan of a GPU whose clusters, where a row has one, all run at once as the driver has it.
+
+    Args:
+        planned: `topk.plan.plan`, or that of an operator that selects from its scores.
+        problem: what to plan for.
+        device: the GPU's number.
+    """
+    arch, count = driver.arch_of(problem.device), driver.multiprocessor_count(device)
+    without: set[int] = set()
+    while True:
+        chosen = planned(problem, arch, count, without)
+        if chosen.cluster == 1:
+            return chosen
+        kernel = build.kernel(chosen.source, device)
+        if active_clusters(kernel, _geometry(kernel, chosen)) * chosen.cluster >= chosen.ctas:
+            return chosen
+        without.add(chosen.cluster)
+
+
+def _geometry(kernel: build.Kernel, chosen: plan.Plan, pdl: bool = False) -> Geometry:
+    smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
+    return Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster, pdl=pdl)
+
+
 def launcher(chosen: plan.Plan, record: Parameters, device: int, pdl: bool = False) -> Launcher:
     """A planned launch of a kernel that has that record; also of the operators that select from their scores.
 
@@ -49,10 +77,7 @@ def launcher(chosen: plan.Plan, record: Parameters, device: int, pdl: bool = Fal
     """
     kernel = build.kernel(chosen.source, device)
     check_record(chosen.source, kernel.facts, type(record))
-    smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
-    return Launcher(
-        kernel, Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster, pdl=pdl), (record,)
-    )
+    return Launcher(kernel, _geometry(kernel, chosen, pdl), (record,))
 
 
 class Binding(Launches):
@@ -62,8 +87,7 @@ class Binding(Launches):
         launch = None
         if problem.batch * problem.rows:
             index = problem.device.index
-            arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(index)
-            chosen = plan.plan(problem, arch, multiprocessors)
+            chosen = running_plan(plan.plan, problem, index)
             made = (*results, None)
             arrays = {"scores": views.scores, "starts": views.starts, "ends": views.ends}
             arrays |= {"indices": made[0], "count": made[1], "values": made[2]}

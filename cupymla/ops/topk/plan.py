@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ... import arch as arches
@@ -42,10 +43,13 @@ _RESERVED_BYTES = 1024
 
 _MOST_SORTED = 8192
 
-OWN_COLUMNS = (8, 32)
+OWN_COLUMNS = (8, 48)
 """Columns of a thread where one CTA keeps a row, in registers or in shared memory (cuda/topk/sm80/short_row.cuh)."""
 
-_KEEPING_CLUSTERS = (8, 4, 2)
+_USUAL_COLUMNS = 32
+"""Of a thread that keeps them in shared memory, where threads are enough for that."""
+
+_KEEPING_CLUSTERS = (8, 4, 3, 2)
 """CTAs that keep a row together, in shared memory, where rows are too few for all multiprocessors."""
 
 _ALONE_COLUMNS = OWN_COLUMNS[0] * MOST_THREADS
@@ -79,7 +83,8 @@ class Plan:
         streamed: whether rows may be read once with a threshold from a sample.
         bitmap_words: of 32 columns.
         sorted: entries that are sorted in one piece; 0 where none are.
-        own: columns of a thread where a CTA or a cluster keeps its row; then the four above are 0.
+        own: columns of a thread, at most, where a CTA or a cluster keeps its row; then the four above are 0.
+        kept: how many of them shared memory has room for.
         least_bytes: of shared memory behind what the kernel itself has.
     """
 
@@ -92,26 +97,36 @@ class Plan:
     bitmap_words: int
     sorted: int
     own: int = 0
+    kept: int = 0
     least_bytes: int = 0
 
     @property
     def array_bytes(self) -> int:
         """Shared memory behind what the kernel itself has."""
         if self.own:
-            kept = 0 if self.own == OWN_COLUMNS[0] else self.own * 4
-            return max(self.least_bytes, self.threads * (_OWN_BINS_BYTES + kept))
+            return max(self.least_bytes, self.threads * (_OWN_BINS_BYTES + self.kept * 4))
         return (self.capacity + self.sorted) * _PLACE_BYTES + (self.bitmap_words + 1) * 4
 
 
-def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
-    """Choose. Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large."""
-    return short_plan(problem, arch, multiprocessors) or long_plan(problem, arch, multiprocessors)
+def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+    """Choose.
+
+    Args:
+        problem: what to select.
+        arch: of the GPU.
+        multiprocessors: of it.
+        without: sizes of clusters that are not to be, as not all of them would run at once.
+
+    Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large.
+    """
+    short = short_plan(problem, arch, multiprocessors, without)
+    return short or long_plan(problem, arch, multiprocessors, without)
 
 
-def short_plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan | None:
+def short_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan | None:
     """The launch where a CTA or a cluster can keep a row; None for longer ones, and where ids are sorted by score.
 
-    Raises UnsupportedError when the grid cannot be that large.
+    Takes what `plan` takes. Raises UnsupportedError when the grid cannot be that large.
     """
     if problem.options.order != "index":
         return None
@@ -119,13 +134,15 @@ def short_plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan | Non
     if has_clusters(arch) and problem.columns > _ALONE_COLUMNS:
         for cluster in _KEEPING_CLUSTERS:
             share = -(-problem.columns // cluster)
-            if rows * cluster <= multiprocessors and _LEAST_SHARE <= share <= OWN_COLUMNS[1] * MOST_THREADS:
+            fits = rows * cluster <= multiprocessors and cluster not in without
+            if fits and _LEAST_SHARE <= share <= OWN_COLUMNS[1] * MOST_THREADS:
                 return _keeping_cluster(problem, arch, cluster)
     own = next((own for own in OWN_COLUMNS if problem.columns <= own * MOST_THREADS), 0)
     if not own or (rows > multiprocessors and problem.columns > _MANY_OWN_COLUMNS):
         return None
-    threads = max(1, -(-problem.columns // (32 * own))) * 32
-    chosen = Plan(variant(arch, scores=problem.dtype, own=own), rows, threads, 1, 0, False, 0, 0, own)
+    kept = 0 if own == OWN_COLUMNS[0] else _kept(problem.columns, MOST_THREADS)
+    threads = min(MOST_THREADS, max(1, -(-problem.columns // (32 * min(own, _USUAL_COLUMNS)))) * 32)
+    chosen = Plan(variant(arch, scores=problem.dtype, own=own), rows, threads, 1, 0, False, 0, 0, own, kept)
     return chosen if chosen.array_bytes <= arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES else None
 
 
@@ -135,11 +152,16 @@ def _keeping_cluster(problem: Problem, arch: Arch, cluster: int) -> Plan:
     most, least = (-(-columns // (32 * kept)) * 32 for kept in _KEPT_COLUMNS)
     bounded = -(-problem.topk // (32 * cluster)) * 32
     threads = min(_THREADS, max(least, min(most, bounded)))
-    if columns > threads * own:
+    if columns > threads * _USUAL_COLUMNS:
         threads = MOST_THREADS
     source = variant(arch, scores=problem.dtype, own=own, clustered=True)
     rows = problem.batch * problem.rows
-    return Plan(source, rows * cluster, threads, cluster, 0, False, 0, 0, own)
+    return Plan(source, rows * cluster, threads, cluster, 0, False, 0, 0, own, _kept(columns, threads))
+
+
+def _kept(columns: int, threads: int) -> int:
+    """Columns that a thread keeps in shared memory, of so many of a CTA."""
+    return _USUAL_COLUMNS if columns <= threads * _USUAL_COLUMNS else OWN_COLUMNS[1]
 
 
 def _rows(problem: Problem, arch: Arch) -> int:
@@ -149,12 +171,13 @@ def _rows(problem: Problem, arch: Arch) -> int:
     return rows
 
 
-def long_plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
-    """The launch for rows of any length. Raises what `plan` raises."""
+def long_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+    """The launch for rows of any length. Takes what `plan` takes, and raises what it raises."""
     source = variant(arch, scores=problem.dtype)
     rows = _rows(problem, arch)
     columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
     clusters = has_clusters(arch) and columns >= CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
+    clusters = clusters and _CLUSTER not in without
     # 16-byte groups may begin before the first column.
     words = -(-(columns + 2 * 8) // 32)
     piece = 0
