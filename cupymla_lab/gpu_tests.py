@@ -4,7 +4,8 @@
     python -m cupymla_lab gpu-tests --show          prints what the file says, and whether it is still so
 
 Needs a checkout. Each file of tests has a process, several at a time. A run renews those of which it ran a test and
-leaves the others as they were; each says with which GPUs, versions and sources it ran. A file that has a failure is
+leaves the others as they were; each says with which GPUs, versions and sources it ran. Tests of transformers have an
+entry for each version of it that they ran with. A file that has a failure is
 written as well, and the exit status is 1.
 
 Without a path it runs all but `tests/ops/test_kernels.py`, the operators' cases: `python -m cupymla_lab gpu check`
@@ -137,15 +138,20 @@ def write(results: Iterable[FileResult], file: Path = FILE) -> None:
 
     A file of which all tests were skipped, as those of several GPUs are on one, keeps what it had.
     """
-    known = {result.file: result for result in read(file)}
+    known = {_place(result): result for result in read(file)}
     for result in results:
-        if result.passed or result.failed or result.file not in known:
-            known[result.file] = result
+        if result.passed or result.failed or _place(result) not in known:
+            known[_place(result)] = result
     entries = [asdict(known[name]) for name in sorted(known)]
     for entry in entries:
         if not entry["examples"]:  # as of all files but one
             del entry["examples"], entry["examples_hash"]
     file.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+
+def _place(result: FileResult) -> tuple[str, str]:
+    """The file, and the version of transformers where the file has its tests."""
+    return result.file, result.versions.get("transformers", "") if "transformers" in result.file else ""
 
 
 def files_of(paths: Sequence[str]) -> list[str]:

@@ -130,7 +130,8 @@ NEVER_RAN: dict[str, tuple[str, ...]] = {}
 
 def test_every_file_is_on_record(request: pytest.FixtureRequest) -> None:
     """With how many of its tests have passed, and on what; that is of these sources only as `--show` says."""
-    results = {result.file: result for result in gpu_tests.read()}
+    every = gpu_tests.read()
+    results = {result.file: result for result in every}
     found = set((machine.ROOT / "tests").rglob("test_*.py"))
     known = {machine.ROOT / name for name in (*results, *NEVER_RAN, gpu_tests.CASES)}
     # What this run has collected itself is not collected again, which takes ten seconds.
@@ -145,7 +146,7 @@ def test_every_file_is_on_record(request: pytest.FixtureRequest) -> None:
     ran = [row for row in evidence.support_rows() if row.operator in of_never and row.found is not None]
     assert ran == [], "test files of kernels that a GPU has run belong on record"
     assert [name for name in results if not (machine.ROOT / name).exists()] == []
-    assert [name for name, result in results.items() if result.failed] == []
+    assert [result.file for result in every if result.failed] == []
 
 
 def test_a_run_renews_what_it_went_through_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -159,6 +160,16 @@ def test_a_run_renews_what_it_went_through_and_leaves_the_rest(tmp_path: Path) -
     with_examples = replace(other, examples={"one": 2.0}, examples_hash="some")
     gpu_tests.write([with_examples], file)
     assert gpu_tests.read(file) == [with_examples, renewed]
+
+
+def test_tests_of_transformers_are_on_record_for_each_of_its_versions(tmp_path: Path) -> None:
+    file = tmp_path / "gpu_tests.json"
+    older, newer = ({"python": "3.12", "transformers": version} for version in ("5.17.0", "5.24.0"))
+    named = replace(RESULT, file="tests/interop/test_transformers_x.py")
+    gpu_tests.write([replace(named, versions=older), replace(RESULT, versions=older)], file)
+    gpu_tests.write([replace(named, versions=newer), replace(RESULT, versions=newer)], file)
+    found = [(result.file, result.versions["transformers"]) for result in gpu_tests.read(file)]
+    assert found == [(named.file, "5.17.0"), (named.file, "5.24.0"), (RESULT.file, "5.24.0")]
 
 
 def test_a_run_that_skips_all_of_a_file_leaves_what_it_had(tmp_path: Path) -> None:

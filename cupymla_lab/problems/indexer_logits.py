@@ -39,5 +39,6 @@ LARGE: tuple[LogitsCase, ...] = (
     _case(700, 1500, 64, "large_causal", "large", causal=True, q_start=800, scales=True),
     _case(300, 1500, 32, "large_windows", "large", limits="windows", dtype="fp16", channels=64),
     _case(66000, 40, 1, "many_queries", "large"),
+    _case(3, (1 << 20) + 77, 8, "long", "large", channels=64),
 )
 """For a GPU alone: CTAs that take several query tiles, stages that are used again, more queries than 2**16."""

@@ -50,6 +50,8 @@ LARGE: tuple[TopkCase, ...] = (
     _case(60, 98304, 2048, "clusters_of_two", "large", scores="nan", return_values=True),
     _case(100, 49152, 2048, "kept_by_one", "large", scores="bucket", return_values=True),
     _case(140, 40000, 2048, "cta_a_row", "large"),
+    *(_case(3, 500000, 2048, kind, "large", scores=kind, return_values=True) for kind in ("ascending", "descending")),
+    *(_case(140, 60000, 2048, kind, "large", scores=kind) for kind in ("ascending", "descending")),
     _case(70000, 130, 20, "many_rows", "large"),
     _case(1000, 8192, 2048, "short_nan", "large", scores="nan", return_values=True),
     _case(1000, 32768, 2048, "short_close", "large", scores="close", return_values=True),

@@ -1,4 +1,5 @@
-"""transformers' DSA families with cupymla in the place of their own attention: the installed package, on a CPU."""
+"""transformers' DSA families with cupymla in the place of their own attention: the installed package, on a CPU, and
+selections on a GPU, too."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ from cupymla_lab.models import errors_beside, few_as_one  # noqa: E402
 
 KEYS = [family for family in HERE if family != "glm5_next_text"]
 """Families whose indexers rank keys, and whose layers all know of packed sequences."""
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("family", HERE)
@@ -55,21 +58,21 @@ def _output_and_gradients(model: Any, ids: Any) -> dict[str, Any]:
     return {"output": output.detach().float(), **few_as_one(gradients)}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", KEYS)
-def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
+def test_selects_what_the_familys_own_indexer_selects(family: str, device: str) -> None:
     """On the same projections; keys whose scores are within 1e-4 of the last selected one may differ."""
-    model = model_of(family, topk=6)
+    model = model_of(family, topk=6).to(device)
     attention = next(m for m in model.modules() if getattr(m, "indexer", None) is not None)
     indexer, mine = attention.indexer, copy.deepcopy(attention.indexer)
     mine.__class__ = _replaced(model, type(indexer))
-    hidden = torch.randn(2, TOKENS, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
-    latent = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
-    positions = torch.arange(TOKENS)[None]
+    hidden, latent = _hidden(device)
+    positions = torch.arange(TOKENS, device=device)[None]
     rotary = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
     layered = {"layer_type": "indexed_attention"} if family == "dots3_note_text" else {}
     embeddings = rotary(hidden, positions, **layered)
     given = (hidden, latent, embeddings) if family != "mistral_large4_text" else (hidden, embeddings)
-    padding = torch.ones(2, TOKENS, dtype=torch.bool)
+    padding = torch.ones(2, TOKENS, dtype=torch.bool, device=device)
     padding[0, :5] = False
     ranges = masks.key_ranges(2, TOKENS, TOKENS, attention_mask=padding)
     seen = masks.dense_mask(ranges, TOKENS)
@@ -93,12 +96,22 @@ def test_selects_what_the_familys_own_indexer_selects(family: str) -> None:
         assert all(abs(table[*row][key] - last) <= 1e-4 * abs(last) for key in a ^ b)
 
 
+def _hidden(device: str) -> tuple[Any, Any]:
+    """Hidden states and latents of queries."""
+    seeds = (torch.Generator().manual_seed(seed) for seed in (2, 3))
+    hidden, latent = (
+        torch.randn(2, TOKENS, width, generator=seed) for width, seed in zip((64, 32), seeds, strict=True)
+    )
+    return hidden.bfloat16().to(device), latent.bfloat16().to(device)
+
+
 def _replaced(model: Any, kind: type) -> type:
     model = copy.deepcopy(model)
     assert dsa.enable(model).replaced
     return next(type(m) for m in model.modules() if type(m) is not kind and type(m).__mro__[1] is kind)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(
     "padding, topk, sizes",
@@ -113,19 +126,18 @@ def _replaced(model: Any, kind: type) -> type:
     ids=["none", "left", "right", "all left", "all right", "all between"],
 )
 def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
-    padding: slice, topk: int, sizes: list[int], static: bool
+    padding: slice, topk: int, sizes: list[int], static: bool, device: str
 ) -> None:
     """In chunks of 8, 8 and then 1 token; `sizes`: what both sequences select for the token at 20."""
-    model = model_of("glm5_next_text", topk=topk, index_kpool=4)
+    model = model_of("glm5_next_text", topk=topk, index_kpool=4).to(device)
     own = model.layers[1].self_attn.indexer
     mine = copy.deepcopy(own)
     mine.__class__ = _replaced(model, type(own))
-    hidden = torch.randn(2, TOKENS, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
-    latent = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    hidden, latent = _hidden(device)
     with torch.no_grad():
         for indexer in (own, mine):
-            indexer.index_kpool_compress_ape.copy_(torch.arange(4.0)[:, None].expand(4, 128))
-    kept = torch.ones(2, TOKENS, dtype=torch.bool)
+            indexer.index_kpool_compress_ape.copy_(torch.arange(4.0, device=device)[:, None].expand(4, 128))
+    kept = torch.ones(2, TOKENS, dtype=torch.bool, device=device)
     kept[0, padding] = False
     found = []
     for indexer in (own, mine):
@@ -135,7 +147,8 @@ def test_selects_the_pools_and_the_tail_that_the_familys_own_indexer_selects(
         )
         parts = []
         for start, end in itertools.pairwise((0, 8, 16, *range(17, TOKENS + 1))):
-            cache.update(torch.zeros(2, 1, end - start, 512), torch.zeros(2, 1, end - start, 0), 1)
+            keys, values = (torch.zeros(2, 1, end - start, width, device=device) for width in (512, 0))
+            cache.update(keys, values, 1)
             parts += indexer(hidden[:, start:end], latent[:, start:end], kept[:, start:end], cache).unbind(1)
         found.append([[{*row.tolist()} - {-1} for row in part] for part in parts])
     named = [row[row >= 0] for part in parts for row in part]
