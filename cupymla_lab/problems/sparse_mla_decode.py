@@ -42,6 +42,12 @@ CASES: tuple[DecodeCase, ...] = (
     _case("v4", 1, 2, 100, 200, "pair", "pairs", splits=1, extra=70, extra_page=16, lengths="rows", sink=True),
     _case("v32", 2, 1, 72, 700, "pair", "pairs", splits=3, lengths="rows"),
     _case("v32", 1, 1, 66, 200, "pair_non_finite", "pairs", splits=1, spoiled=True),
+    _case("v32", 3, 1, 66, 200, "pair_rows", "pairs", invalid=0.2),
+    _case("v4", 2, 2, 66, 130, "pair_rows", "pairs", extra=70, extra_page=16, sink=True),
+    _case("v32", 67, 2, 66, 200, "pair_many_rows", "pairs", invalid=0.2),
+    _case("bf16", 3, 1, 40, 200, "rows", "shapes", invalid=0.2),
+    _case("bf16", 67, 2, 66, 100, "many_rows", "shapes", invalid=0.2),
+    _case("v4", 3, 1, 40, 130, "rows", "shapes", dtype="fp16", extra=70),
     _case("v4", 1, 1, 66, 130, "pair_large_scales", "pairs", splits=1, large=True, sm_scale=2.0**-22, invalid=0.2),
     # Few valid entries, and scores of all sizes: the base of exponentials moves far from block to block.
     _case("v32", 2, 1, 16, 400, "moving_base", "bases", splits=1, invalid=0.98, sm_scale=0.3),

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cupymla import arch as arches
 from cupymla.device import Device
 from cupymla.errors import InputError, UnsupportedError
+from cupymla.ops.query_assignment import QueryAssignment
 from cupymla.ops.sparse_mla_decode import cuda, plan
 from cupymla.ops.sparse_mla_decode.cases import DecodeCase
 from cupymla.ops.sparse_mla_decode.plan import Division
@@ -39,7 +42,9 @@ def test_rows_are_divided_until_multiprocessors_are_busy(rows: int, heads: int) 
     division = chosen.division
     cluster_heads = division.heads * division.sharers
     assert cluster_heads * chosen.head_blocks >= heads > cluster_heads * (chosen.head_blocks - 1)
-    assert chosen.clusters == rows * chosen.head_blocks
+    taken = chosen.rows
+    assert taken.groups * taken.group_tokens + taken.ctas - taken.groups == rows
+    assert chosen.clusters == taken.ctas * chosen.head_blocks
     assert chosen.ctas == chosen.clusters * division.parts * division.sharers
     assert division.parts == 1, "which only a caller asks for"
     assert (chosen.merge is None) == (division.shares == 1)
@@ -78,6 +83,40 @@ def test_sizes_of_clusters_that_do_not_fit_are_left_out() -> None:
     assert chosen(32, 128, pairs=False) == Division(64, 1, 1, 2)
     # Half as many heads start earlier, and their shares leave less to merge.
     assert chosen(8, 64) == Division(32, 1, 1, 8)
+
+
+PAIR = Division(64, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "each", "clusters"),
+    [(66, 0, 1, 66), (67, 1, 2, 66), (128, 62, 2, 66), (134, 34, 3, 66), (256, 64, 4, 64), (265, 0, 1, 265)],
+)
+def test_pairs_take_several_rows_where_all_run_at_once(rows: int, groups: int, each: int, clusters: int) -> None:
+    """On 132 multiprocessors 66 pairs do. More than four rows of each would leave too much to the last ones."""
+    assert plan.assigned(rows, 1, PAIR, 132, plan.MOST_ROWS) == QueryAssignment(groups, each, clusters)
+
+
+@given(
+    rows=st.integers(1, 3000), head_blocks=st.integers(1, 2), sharers=st.sampled_from([1, 2]), count=st.integers(1, 200)
+)
+def test_clusters_have_all_rows_once(rows: int, head_blocks: int, sharers: int, count: int) -> None:
+    found = plan.assigned(rows, head_blocks, Division(64, 1, sharers), count, plan.MOST_ROWS)
+    assert 0 <= found.groups <= found.ctas and 1 <= found.group_tokens <= plan.MOST_ROWS
+    assert found.groups * found.group_tokens + found.ctas - found.groups == rows
+    assert found.group_tokens == 1 or found.ctas <= max(1, count // sharers // head_blocks)
+
+
+def test_who_takes_several_rows() -> None:
+    even, uneven = problem(128, 128), replace(problem(128, 128), has_lengths=True)
+    assert plan.plan(even, HOPPER, 132).rows.group_tokens == 2
+    # Where rows may be shorter than others, who is done first takes the next one.
+    assert plan.plan(uneven, HOPPER, 132).rows == QueryAssignment(0, 1, 128)
+    assert plan.plan(problem(128, 128, splits=1), HOPPER, 132).rows == QueryAssignment(0, 1, 128)
+    assert plan.most_rows(PAIR, "v32_fp8", "bfloat16") == plan.most_rows(Division(64, 1), "bf16", "bfloat16") == 4
+    assert plan.most_rows(Division(64, 1), "v32_fp8", "float16") == 4
+    for one in (Division(64, 1), Division(32, 1), Division(64, 1, 2, 2), Division(64, 2, 2)):
+        assert plan.most_rows(one, "v32_fp8", "bfloat16") == 1
 
 
 def test_short_rows_are_not_divided() -> None:

@@ -32,6 +32,9 @@ struct ManyHeads : KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg> {
   static constexpr bool kSplit = true;
   static constexpr bool kSkipsFresh = true;  // a CTA with few blocks waits for instructions
   static constexpr int kMaxCluster = 16;
+  // Rows that a CTA may take, one after the other, so that the producer brings in the next one while the last one ends.
+  // Consumers that convert have no registers for that, and no second set of row statistics.
+  static constexpr uint32_t kMostRows = kConsumersConvertArg ? 1 : 4;
   // The producer has two steps of a row and its scales in registers.
   static constexpr int kProducerRegisters = 104;
   static constexpr int kConsumerRegisters[] = {200, 200};
@@ -44,6 +47,7 @@ struct SmallHead : sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true> {
   using Base = sparse_mla_fwd::SmallHead<kDQk, kHeadsArg, true>;
   static constexpr bool kSkipsFresh = true;
   static constexpr bool kConsumersConvert = false;
+  static constexpr uint32_t kMostRows = 1;
   static constexpr int kProducerRegisters = 104;
   static constexpr int kConsumerRegisters[] = {224, 176};  // scores, values
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];

@@ -54,7 +54,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
 
   // All blocks of this CTA.
   template <typename LoadQuery>
-  __device__ __forceinline__ void run(const LoadQuery& load_query) {
+  __device__ __forceinline__ void run(const LoadQuery& load_query, Phases& phases) {
     const int32_t begin_block = this->entries.begin, end_block = this->entries.end;
     State state;
     typename Base::Ahead ahead = this->nothing_ahead();
@@ -66,7 +66,6 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     int32_t slot = ahead.slot;
     uint32_t destination[2];
     this->destinations(destination);
-    Phases phases;
     uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
     Scales<Cache> scales;
     scales.load(row, true);

@@ -40,7 +40,7 @@ struct Entries {
 // By one thread, ahead of the CTA's first barrier: threads that wait for each other must have one answer, whoever
 // writes to the lengths meanwhile. Without a slot no entry counts.
 __device__ __forceinline__ void read_entries(const Parameters& params, const sparse_mla_fwd::Query& query,
-                                             int32_t (&entries)[4]) {
+                                             int32_t* entries) {
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
     const Source& source = params.sources[s];
@@ -513,7 +513,7 @@ struct Producer {
   // free the first of two when they have scores of both, so the next one's buffer may be waited for amid a block or
   // behind it.
   template <typename LoadQuery>
-  __device__ __forceinline__ void run(const LoadQuery& load_query) {
+  __device__ __forceinline__ void run(const LoadQuery& load_query, Phases& phases) {
     State state;
     Ahead ahead = nothing_ahead();
     if (!rehearses) {
@@ -522,7 +522,6 @@ struct Producer {
     }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
-    Phases phases;
     if constexpr (kCopies) {
       for (int32_t block = entries.begin; block < entries.end; ++block) {
         const uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);

@@ -163,9 +163,9 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     }
   }
 
-  // All blocks of this CTA, which are the other's as well.
+  // All blocks of a row of this CTA, which are the other's as well.
   template <typename LoadQuery>
-  __device__ __forceinline__ void run(const LoadQuery& load_query) {
+  __device__ __forceinline__ void run(const LoadQuery& load_query, Phases& phases) {
     const int32_t begin = this->entries.begin, end = this->entries.end;
     State state;
     typename Base::Ahead ahead = this->nothing_ahead();
@@ -178,7 +178,6 @@ struct SharedProducer : Producer<Config, Cache, Element> {
     uint32_t destination[2];
     this->destinations(destination);
     for (uint32_t& to : destination) make_opaque(to);  // not to be worked out again
-    Phases phases;
     uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
     Scales<Cache> scales;
     scales.load(row, this->is_own());

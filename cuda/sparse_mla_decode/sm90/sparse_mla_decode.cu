@@ -42,38 +42,62 @@ constexpr bool kAnyScale = true;
 constexpr bool kRehearses = folds<ThisCache, Element>();
 constexpr uint32_t kRehearsed = 5;  // named barrier
 
-template <typename Config, typename Storage, typename Work>
-__device__ __forceinline__ void produce(Storage& storage, const Parameters& params, const TensorMap& q_map,
-                                        const Work& work, bool rehearses) {
-  const int32_t counted = rehearses ? 0 : ~0;  // bits of the counts: a rehearsal has no entries
-  const Entries entries(storage.counts[0][0] & counted, storage.counts[0][1] & counted, part_of_row(work),
-                        parts_of_row(work));
-  sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
-  sparse_mla_fwd::Selection<Config> selection(params, work.token);
-  selection.blocks = entries.end - entries.begin;
-  const auto load_query = [&] {
-    if constexpr (Config::kSmallHead) {
-      of_query.load_query_as_block(selection, work.first_head);
-    } else {
-      of_query.load_query(selection, work.first_head);
-    }
-    return of_query.state;
-  };
-  if constexpr (Config::kConsumersConvert) {
-    LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
-  } else if constexpr (Config::kSharers == 1) {
-    Producer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
-  } else {
-    SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query);
-  }
+// How many entries of each source count, of a CTA's n-th row.
+__device__ __forceinline__ int32_t* counts_of(ThisStorage& storage, uint32_t row) {
+  static_assert(sizeof(storage.counts) >= ThisConfig::kMostRows * 2 * sizeof(int32_t));
+  return &storage.counts[0][0] + row * 2;
 }
 
-// A consumer's entries, then the end of the row: a CTA that has all of it writes the result. Of a row that clusters
-// share, each is one CTA, or two with heads of their own.
+template <typename Config, typename Work>
+__device__ __forceinline__ void produce(ThisStorage& storage, const Parameters& params, const TensorMap& q_map,
+                                        const Work& work, bool rehearses) {
+  const int32_t counted = rehearses ? 0 : ~0;  // bits of the counts: a rehearsal has no entries
+  sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
+  Phases phases;
+  uint32_t token = work.token;
+#pragma unroll 1
+  do {
+    const int32_t* counts = counts_of(storage, token - work.token);
+    const Entries entries(counts[0] & counted, counts[1] & counted, part_of_row(work), parts_of_row(work));
+    sparse_mla_fwd::Selection<Config> selection(params, token);
+    selection.blocks = entries.end - entries.begin;
+    if (Config::kMostRows > 1 && !rehearses && token + 1 < work.end) {
+      prefetch_indices(params, sparse_mla_fwd::Query(params, token + 1), part_of_row(work), parts_of_row(work));
+    }
+    const auto load_query = [&] {
+      if constexpr (Config::kSmallHead) {
+        of_query.load_query_as_block(selection, work.first_head);
+      } else {
+        of_query.load_query(selection, work.first_head);
+        of_query.gather.phases.advance(of_query.kQuery);
+      }
+      return of_query.state;
+    };
+    if constexpr (Config::kConsumersConvert) {
+      LeftProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query, phases);
+    } else if constexpr (Config::kSharers == 1) {
+      Producer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses).run(load_query, phases);
+    } else {
+      SharedProducer<Config, ThisCache, Element>(storage, params, selection, entries, rehearses)
+          .run(load_query, phases);
+    }
+  } while (Config::kMostRows > 1 && !rehearses && ++token < work.end);
+}
+
+// A consumer's entries of each row, then the end of the row: a CTA that has all of it writes the result. Of a row that
+// clusters share, each is one CTA, or two with heads of their own.
 template <int kWarpgroupIdx, typename Half, typename Work>
 __device__ __forceinline__ void attend(Half&& half, const Parameters& params, const Work& work) {
-  half.accumulate();
-  const sparse_mla_fwd::Query query(params, work.token);
+  uint32_t token = work.token;
+#pragma unroll 1
+  for (;;) {
+    half.accumulate();
+    if constexpr (ThisConfig::kMostRows == 1) break;
+    if (token + 1 >= work.end) break;
+    store_whole(half, sparse_mla_fwd::Query(params, token++));
+    if constexpr (ThisConfig::kMostRows > 1) half.q_parity ^= 1u;
+  }
+  const sparse_mla_fwd::Query query(params, token);
   if (work.parts == 1) {
     // Nobody leaves while the other may still free a buffer for it. Ahead of the result, which it would wait for.
     if constexpr (ThisConfig::kSharers > 1) cluster_arrive();
@@ -81,7 +105,7 @@ __device__ __forceinline__ void attend(Half&& half, const Parameters& params, co
       store_whole(half, query);
     } else {
       griddepcontrol_launch_dependents();
-      store_share(half, PartialResult{params, work.token});
+      store_share(half, PartialResult{params, token});
     }
     if constexpr (ThisConfig::kSharers > 1) cluster_wait();
   } else {
@@ -128,7 +152,13 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
     tma_prefetch_descriptor(q_map);
     storage.init();
   }
-  if (threadIdx.x == 32) read_entries(params, query, storage.counts[0]);
+  if (threadIdx.x == 32) {
+    read_entries(params, query, counts_of(storage, 0));
+#pragma unroll 1
+    for (uint32_t row = 1; row < min(work.end - work.token, ThisConfig::kMostRows); ++row) {
+      read_entries(params, sparse_mla_fwd::Query(params, work.token + row), counts_of(storage, row));
+    }
+  }
   if (threadIdx.x == 64) {
     // The pages of results, which few rows' calls would look up when all else is done.
     prefetch_l2(params.out);
@@ -143,8 +173,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_decode::ThisCon
     cluster_arrive();
     cluster_wait();
     // CTAs that wait for each other go by what one of them has read. A consumer: they leave last, and together.
-    if (threadIdx.x < 2 && (asked_rank() & 1u) != 0) {
-      int32_t& count = storage.counts[0][threadIdx.x];
+    if (threadIdx.x < 2 * (work.end - work.token) && (asked_rank() & 1u) != 0) {
+      int32_t& count = counts_of(storage, 0)[threadIdx.x];
       count = cluster_load_int32(cluster_address(smem_address(&count), asked_rank() - 1u));
     }
     __syncthreads();
@@ -172,4 +202,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_decode::ThisConfig::kThreads,
                      smem_bytes = sizeof(cupymla::sparse_mla_decode::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_decode::Parameters),
                      heads_per_cta = cupymla::sparse_mla_decode::ThisConfig::kHeads,
+                     most_rows = cupymla::sparse_mla_decode::ThisConfig::kMostRows,
                      warpgroup_registers = cupymla::sparse_mla_decode::ThisConfig::kWarpgroupRegisters);

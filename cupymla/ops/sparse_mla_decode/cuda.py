@@ -71,6 +71,9 @@ class Binding(Launches):
             if kernel.facts["heads_per_cta"] != self._heads:
                 found = kernel.facts["heads_per_cta"]
                 raise CompileError(chosen.source.path, f"{self._heads} heads a CTA, the kernel has {found}")
+            if chosen.rows.group_tokens > kernel.facts["most_rows"]:
+                found = kernel.facts["most_rows"]
+                raise CompileError(chosen.source.path, f"{chosen.rows.group_tokens} rows a CTA, the kernel has {found}")
             self._record = self._filled(views, problem, chosen, results)
             self._tiled = Launcher(kernel, _geometry(kernel, chosen), (ctypes.c_byte(), self._record))
             launchers.append(self._tiled)
@@ -101,7 +104,8 @@ class Binding(Launches):
             h_q=problem.h_q,
             k_stride=1,
             head_blocks=chosen.head_blocks,
-            group_tokens=1,
+            groups=chosen.rows.groups,
+            group_tokens=chosen.rows.group_tokens,
             scale_log2=scales.score,
             max_unit=1.0,
             base_unit=scales.unit,

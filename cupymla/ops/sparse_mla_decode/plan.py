@@ -15,6 +15,7 @@ from ...build.source import KernelSource
 from ...errors import UnsupportedError
 from ..mla import DTYPES
 from ..mla_cache.latents import FORMATS
+from ..query_assignment import QueryAssignment
 from ..variants import require_choice, require_target
 from .spec import OPERATOR, Problem
 
@@ -40,6 +41,9 @@ MAX_SHARES = 32
 
 SHARES_BYTES = 64 << 20
 """Of workspace for shares, at most."""
+
+MOST_ROWS = 4
+"""Rows of a CTA of many heads, one after the other: what kernels that take several have room for."""
 
 MAX_CLUSTER, PORTABLE_CLUSTER = 16, 8
 """CTAs of a cluster at most, and on every GPU that has clusters (CUDA C++ Programming Guide)."""
@@ -96,6 +100,7 @@ class Plan:
         merge: the kernel that merges shares, where there are several.
         division: of a row.
         head_blocks: clusters of a row, or of a share.
+        rows: how many rows which clusters of a block of heads take.
         clusters: of each share in the grid.
         workspace_bytes: for the shares.
     """
@@ -104,6 +109,7 @@ class Plan:
     merge: KernelSource | None
     division: Division
     head_blocks: int
+    rows: QueryAssignment
     clusters: int
     workspace_bytes: int
 
@@ -127,6 +133,7 @@ def division(
     *,
     cache_format: str,
     dtype: str,
+    even: bool = True,
 ) -> Division:
     """What takes the least time as the numbers above have it.
 
@@ -137,6 +144,7 @@ def division(
         multiprocessors: of the GPU.
         pairs: whether the driver can run CTAs that convert rows for each other.
         cache_format, dtype: of the rows, and of the products.
+        even: whether all rows have as many entries, as far as the host knows.
     """
     copied = cache_format == "bf16" and dtype == "bfloat16"
 
@@ -152,7 +160,8 @@ def division(
             start, block = _SHARED_START_US, _SHARED_BLOCK_US
         each = _JOIN_SHARE_US + _JOIN_HEAD_US * rows * h_q
         join = _JOIN_US + each * choice.shares if choice.shares > 1 else 0
-        return waves * (start + own * block) + join
+        starts = 1 if even and waves <= MOST_ROWS and most_rows(choice, cache_format, dtype) > 1 else waves
+        return starts * start + waves * own * block + join
 
     whole = [Division(heads, 1) for heads in reversed(CTA_HEADS) if heads <= cta_heads(h_q)]
     pair = shared(h_q, cache_format, dtype, 1)
@@ -160,6 +169,26 @@ def division(
         whole.append(pair)
     counts = range(2, most_shares(rows, h_q, blocks) + 1)
     return min((*whole, *(replace(choice, shares=shares) for choice in whole for shares in counts)), key=us)
+
+
+def most_rows(choice: Division, cache_format: str, dtype: str) -> int:
+    """Rows that a CTA can take, one after the other: 1, or those of a kernel that has room for more."""
+    consumers_convert = _folds(cache_format, dtype) and choice.sharers == 1
+    several = choice.heads == CTA_HEADS[-1] and not consumers_convert and choice.shares == choice.parts == 1
+    return MOST_ROWS if several else 1
+
+
+def assigned(rows: int, head_blocks: int, choice: Division, multiprocessors: int, most: int) -> QueryAssignment:
+    """How many rows each cluster takes, of rows that take as long: up to `most`, if then all clusters run at once.
+
+    The producer brings in a cluster's next row while its last one ends, and no CTA begins anew.
+    """
+    at_once = max(1, multiprocessors // choice.cluster // max(head_blocks, 1))
+    each = -(-rows // at_once)
+    if not 1 < each <= most:
+        return QueryAssignment(0, 1, rows)
+    groups = min(rows // each, -(-(rows - at_once) // (each - 1)))
+    return QueryAssignment(groups, each, rows - groups * (each - 1))
 
 
 def most_shares(rows: int, h_q: int, blocks: int) -> int:
@@ -204,10 +233,11 @@ def plan(
     With `splits` given nothing depends on other rows of the batch. `pairs`: as `division` takes it.
     """
     parts = problem.options.splits
+    even = not problem.has_lengths
     cache_format, dtype = problem.options.cache_format, problem.dtype
     if parts is None:
         sizes = max(problem.rows, 1), problem.h_q, _blocks(problem), multiprocessors
-        chosen = division(*sizes, pairs, cache_format=cache_format, dtype=dtype)
+        chosen = division(*sizes, pairs, cache_format=cache_format, dtype=dtype, even=even)
     else:
         # No GPU is asked whether it can run so large a cluster: pairs make none that was portable too large for it.
         chosen = Division(cta_heads(problem.h_q), parts)
@@ -225,7 +255,11 @@ def plan(
     head_blocks = -(-problem.h_q // (chosen.heads * chosen.sharers))
     merge = merge_variant(arch, dtype=dtype, heads=chosen.heads) if chosen.shares > 1 else None
     workspace = share_bytes(problem.rows, problem.h_q, chosen.shares)
-    made = Plan(source, merge, chosen, head_blocks, problem.rows * head_blocks, workspace)
+    rows = QueryAssignment(0, 1, problem.rows)
+    if even and parts is None:
+        most = most_rows(chosen, cache_format, dtype)
+        rows = assigned(problem.rows, head_blocks, chosen, multiprocessors, most)
+    made = Plan(source, merge, chosen, head_blocks, rows, rows.ctas * head_blocks, workspace)
     if made.ctas > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {problem.rows} rows", arch.name, f"up to {MAX_CTAS} CTAs")
     return made
@@ -293,6 +327,11 @@ def _sources(name: str) -> Iterator[KernelSource]:
         yield merge_variant(target, dtype=dtype, heads=heads)
 
 
+def _folds(cache_format: str, dtype: str) -> bool:
+    """Whether codes become elements by moved bits and a folded scale."""
+    return cache_format != "bf16" and dtype == "bfloat16"
+
+
 def _sharers(cache_format: str, heads: int, dtype: str) -> tuple[int, ...]:
-    folded = cache_format != "bf16" and dtype == "bfloat16"  # other rows do not fit in the producer's registers
-    return SHARERS if heads == CTA_HEADS[-1] and folded else SHARERS[:1]
+    # Other rows do not fit in the producer's registers.
+    return SHARERS if heads == CTA_HEADS[-1] and _folds(cache_format, dtype) else SHARERS[:1]

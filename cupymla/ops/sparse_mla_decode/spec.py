@@ -82,6 +82,7 @@ class Problem:
         caches: the first one, and the extra one where there is one.
         options: the options.
         device: where every array is.
+        has_lengths: whether rows may have fewer entries than others.
     """
 
     batch: int
@@ -92,6 +93,7 @@ class Problem:
     caches: tuple[Cache, ...]
     options: Options
     device: Device
+    has_lengths: bool = False
 
     @property
     def rows(self) -> int:
@@ -148,7 +150,8 @@ def read(
         for name, array in (("extra_indices", extra_indices), ("extra_topk_length", extra_topk_length)):
             if array is not None:
                 raise validation.error(name, "None without extra_k_cache", kind(array))
-    problem = Problem(batch, s_q, h_q, d_qk, q_seen.dtype, tuple(caches), options, q_seen.device)
+    has_lengths = views.topk_length is not None or views.extra_topk_length is not None
+    problem = Problem(batch, s_q, h_q, d_qk, q_seen.dtype, tuple(caches), options, q_seen.device, has_lengths)
     (out_shape, _), (lse_shape, _) = problem.results
     views.out = validation.shaped(out, "out", out_shape, (q_seen.dtype,), "rows", output=True)
     views.lse = validation.shaped(lse, "lse", lse_shape, ("float32",), output=True)
