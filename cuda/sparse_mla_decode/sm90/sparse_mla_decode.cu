@@ -89,29 +89,37 @@ __device__ __forceinline__ void produce(ThisStorage& storage, const Parameters& 
 template <int kWarpgroupIdx, typename Half, typename Work>
 __device__ __forceinline__ void attend(Half&& half, const Parameters& params, const Work& work) {
   uint32_t token = work.token;
+  if constexpr (ThisConfig::kMostRows > 1) {
 #pragma unroll 1
-  for (;; ++token) {
-    half.accumulate();
-    if (work.parts > 1 || gridDim.y > 1) break;
-    const bool last = ThisConfig::kMostRows == 1 || token + 1 >= work.end;
-    // Nobody leaves while the other may still free a buffer for it. Ahead of the result, which it would wait for.
-    if (ThisConfig::kSharers > 1 && last) cluster_arrive();
-    store_whole(half, sparse_mla_fwd::Query(params, token));
-    if (last) {
-      if constexpr (ThisConfig::kSharers > 1) cluster_wait();
-      return;
+    for (;; ++token) {
+      half.accumulate();
+      if (work.parts > 1 || gridDim.y > 1) break;
+      const bool last = token + 1 >= work.end;
+      // Nobody leaves while the other may still free a buffer for it. Ahead of the result, which it would wait for.
+      if (ThisConfig::kSharers > 1 && last) cluster_arrive();
+      store_whole(half, sparse_mla_fwd::Query(params, token));
+      if (last) {
+        if constexpr (ThisConfig::kSharers > 1) cluster_wait();
+        return;
+      }
+      half.q_parity ^= 1u;
     }
-    if constexpr (ThisConfig::kMostRows > 1) half.q_parity ^= 1u;
+  } else {
+    half.accumulate();
   }
+  const sparse_mla_fwd::Query query(params, token);
   if (work.parts == 1) {
     if constexpr (ThisConfig::kSharers > 1) cluster_arrive();
-    griddepcontrol_launch_dependents();
-    store_share(half, PartialResult{params, token});
+    if (ThisConfig::kMostRows == 1 && gridDim.y == 1) {
+      store_whole(half, query);
+    } else {
+      griddepcontrol_launch_dependents();
+      store_share(half, PartialResult{params, token});
+    }
     if constexpr (ThisConfig::kSharers > 1) cluster_wait();
   } else {
     leave(half);
-    sparse_mla_fwd::merge_parts<Element>(half.storage, params, sparse_mla_fwd::Query(params, token), work,
-                                         kWarpgroupIdx);
+    sparse_mla_fwd::merge_parts<Element>(half.storage, params, query, work, kWarpgroupIdx);
   }
 }
 
