@@ -15,7 +15,7 @@ from ...build.source import KernelSource
 from ...errors import UnsupportedError
 from ..mla import DTYPES
 from ..mla_cache.latents import FORMATS
-from ..query_assignment import QueryAssignment
+from ..query_assignment import QueryAssignment, assign_queries
 from ..variants import require_choice, require_target
 from .spec import OPERATOR, Problem
 
@@ -179,14 +179,17 @@ def most_rows(choice: Division, cache_format: str, dtype: str) -> int:
 
 
 def assigned(rows: int, head_blocks: int, choice: Division, multiprocessors: int, most: int) -> QueryAssignment:
-    """How many rows each cluster takes, of rows that take as long: up to `most`, if then all clusters run at once.
+    """How many rows each cluster takes, of rows that take as long: up to `most`, 1 or 4.
 
-    The producer brings in a cluster's next row while its last one ends, and no CTA begins anew.
+    The producer brings in a cluster's next row while its last one ends, and no CTA begins anew. If all clusters can run
+    at once, they do; of more rows single ones even out what is left.
     """
     at_once = max(1, multiprocessors // choice.cluster // max(head_blocks, 1))
     each = -(-rows // at_once)
-    if not 1 < each <= most:
+    if most == 1 or each <= 1:
         return QueryAssignment(0, 1, rows)
+    if each > most:
+        return assign_queries(rows, head_blocks * choice.cluster, multiprocessors)
     groups = min(rows // each, -(-(rows - at_once) // (each - 1)))
     return QueryAssignment(groups, each, rows - groups * (each - 1))
 
