@@ -23,6 +23,7 @@ CASES: tuple[IndexerTopkCase, ...] = (
     _case(2, 300, 60, "plateau_no_relu", "values", values="plateau", heads=8, relu=False, **_ALL),
     _case(3, 300, 200, "hostile", "values", values="exact_hostile", heads=8, **_ALL),
     _case(3, 300, 200, "hostile", "values", values="exact_hostile", dtype="bf16", heads=8, **_ALL),
+    _case(1, 8300, 200, "negative", "values", values="negative", heads=1, channels=64, **_ALL),
     _case(2, 40, 60, "short", return_values=True, return_lse=True),
     _case(0, 100, 5, "no_queries", return_values=True, return_lse=True),
     _case(3, 0, 5, "no_keys", return_values=True, return_lse=True),
@@ -53,6 +54,7 @@ LARGE: tuple[IndexerTopkCase, ...] = (
     _case(66000, 200, 20, "many_queries", "large", heads=8, channels=64, return_values=True),
     _case(2, (1 << 20) + 77, 2048, "long", "large", heads=8, channels=64, **_ALL),
     _case(150, 40000, 2048, "plateau", "large", values="plateau", heads=8, channels=64, **_ALL),
+    _case(150, 9000, 200, "negative", "large", values="negative", heads=1, channels=64, **_ALL),
     _case(200, 9000, 1000, "batch", "large", batch=30, limits="windows", return_values=True, return_lse=True),
 )
 """For a GPU alone: rows that are scored in several parts."""

@@ -56,6 +56,7 @@ LARGE: tuple[PagedCase, ...] = (
     _case(140, 2, 8192, 2048, "registers", "large", page=64, heads=8, lens="hostile", tables="hostile", **_ALL),
     _case(128, 1, 4096, 2048, "registers_ties", "large", page=64, heads=8, values="ties", **_ALL),
     _case(400, 1, 140032, 2048, "chunks", "large", page=64, heads=32, lens="one_long", return_values=True),
+    _case(140, 1, 9024, 200, "negative", "large", page=64, heads=1, values="negative", **_ALL),
     _case(2, 1, (1 << 20) + 64, 2048, "long", "large", page=64, heads=8, channels=64, **_ALL),
     _case(3000, 2, 512, 200, "many_requests", "large", page=64, heads=8, lens="hostile", return_values=True),
     _case(3, 8, 70016, 4096, "many_queries", "large", page=64, heads=128, dtype="bf16", **_ALL),

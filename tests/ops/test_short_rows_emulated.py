@@ -21,7 +21,7 @@ pytestmark = pytest.mark.compile
 def hostile(columns: int) -> Any:
     """[rows, columns] float32: a kind of trouble in each row."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((12, columns)).astype(np.float32)
+    x = rng.standard_normal((14, columns)).astype(np.float32)
     x[0] = np.where(x[0] > 2, x[0], np.where(x[0] > 0, 0.0, -0.0))  # a plateau of zeros of both signs
     x[1] = 3.25  # equals alone
     x[2, ::2], x[2, 1::7] = -np.inf, np.nan
@@ -35,6 +35,8 @@ def hostile(columns: int) -> Any:
     x[9, -1] = 1  # one number alone
     x[10] = np.round(x[10])  # few different numbers
     x[11] = np.where(np.arange(columns) < columns - 20, 1e-42, 2e-42)  # subnormal numbers
+    x[12] = np.minimum(x[12], 0)  # half zeros, and nothing above
+    x[13] = x[13] > 0  # two values
     return x
 
 
@@ -48,21 +50,27 @@ def check(machine: Emulated, scores: Any, topk: int, **limits: Any) -> None:
     assert launch.grid[0] == len(scores) * launch.cluster
     if launch.cluster == 1:
         own = 8 if scores.shape[1] <= 8192 else 32
-        assert launch.block == -(-scores.shape[1] // (32 * own)) * 32
+        assert launch.block == min(1024, -(-scores.shape[1] // (32 * own)) * 32)
 
 
-@pytest.mark.parametrize("columns", [4096, 8193])
-def test_hostile_rows(columns: int) -> None:
-    """In registers and in shared memory. Nothing is asynchronous here, so there is one mode: threads run on and wait as
-    they like."""
-    with emulated("sm_90", multiprocessors=11) as machine:
-        check(machine, hostile(columns), 2048)
+@pytest.mark.parametrize(("columns", "topk"), [(4096, 2048), (8193, 2048), (8193, 250)])
+def test_hostile_rows(columns: int, topk: int) -> None:
+    """In registers and in shared memory, there with and without a bound."""
+    with emulated("sm_90", 13, Settings("random", seed=1, races="hardware")) as machine:
+        check(machine, hostile(columns), topk)
         assert machine.launches[-1].cluster == 1
+
+
+def test_threads_of_48_columns() -> None:
+    scores = hostile(33001)[[0, 2, 8, 10, 12, 13]]
+    with emulated("sm_90", 6, Settings("random", seed=2, races="hardware")) as machine:
+        check(machine, scores, 500)
+        assert machine.launches[-1].cluster == 1 and machine.launches[-1].block == 1024
 
 
 @pytest.mark.parametrize(
     ("multiprocessors", "cluster", "topk", "mode"),
-    [*((132, 8, 250, mode) for mode in MODES), (50, 4, 1000, "lazy"), (24, 2, 33, "random")],
+    [*((132, 8, 250, mode) for mode in MODES), (57, 4, 1000, "lazy"), (28, 2, 33, "random")],
 )
 def test_hostile_rows_that_clusters_keep(
     multiprocessors: int, cluster: int, topk: int, mode: Mode, monkeypatch: pytest.MonkeyPatch

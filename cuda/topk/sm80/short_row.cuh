@@ -14,7 +14,8 @@
 // gather_few    | `few` is there
 // tell          | it is known what each warp has selected
 //
-// A search may end behind any `tell`, or there is none.
+// A search may end behind any `tell`, or there is none. Where all threads have the same largest score, one CTA meets
+// once more, behind the first.
 //
 // CUPYMLA_SHORT: columns of a thread at most: 8, in registers; 48, in shared memory, in rolled loops.
 #pragma once
@@ -426,6 +427,8 @@ __device__ __forceinline__ float score_of_rank(Exchange& exchange, uint32_t* bin
     if (all.least == all.most) {
       if (!bounded) return score_of(all.most);  // equals alone
       bounded = false;
+      // Of a cluster `renew` does it: the same is told again when all have read it. Everywhere else bins come between.
+      if constexpr (!kClustered) __syncthreads();
       continue;
     }
     const float least = score_of(all.least);

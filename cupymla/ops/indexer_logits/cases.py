@@ -28,7 +28,8 @@ class LogitsCase(Case):
         dtype: of q and k, a key of `_DTYPES`.
         batch: extent of the batch axis, None without one.
         values: "normal"; "exact" for small integers, whose sums are exact; "plateau" for those with zeros in 99 of 100
-            keys, whose scores are 0; "hostile" for keys that hold NaN and, with 16 bits, infinities; "exact_hostile".
+            keys, whose scores are 0; "negative" for exact ones of which none is above 0; "hostile" for keys that hold
+            NaN and, with 16 bits, infinities; "exact_hostile".
         scales: whether q_scale and k_scale are given.
         bf16_weights: whether weights are bf16.
         limits: None, or "windows" for starts and ends, many out of range or empty.
@@ -97,7 +98,7 @@ def inputs(case: LogitsCase, seed: int, xp: Any = np) -> dict[str, Any]:
     row = (*case.lead, case.queries)
     weights = rng.standard_normal((*row, case.heads)).astype(np.float32)
     if case.exact:
-        weights = rng.integers(-8, 9, weights.shape).astype(np.float32)
+        weights = rng.integers(-8, 0 if case.values == "negative" else 9, weights.shape).astype(np.float32)
     arguments: dict[str, Any] = {"q": q, "k": k}
     arguments["weights"] = weights.astype(ml_dtypes.bfloat16) if case.bf16_weights else weights
     if case.scales:

@@ -39,8 +39,8 @@ class PagedCase(Case):
             others; "empty": none.
         by_query: whether each query has a length of its own.
         tables: "good", or "hostile": some blocks are not in the cache.
-        values: "exact" for small integers; "ties": with few scores that differ; "hostile": some keys are NaN, or have
-            infinite scales or, with 16 bits, channels; "normal".
+        values: "exact" for small integers; "ties": with few scores that differ; "negative": exact, none above 0;
+            "hostile": some keys are NaN, or have infinite scales or, with 16 bits, channels; "normal".
         scales: whether there are q_scale and, in the cache, other scales than 1.
         bf16_weights: whether weights are bf16.
         strided: whether arrays have gaps, and blocks of fp8 lie at odd multiples of 4 bytes.
@@ -142,7 +142,7 @@ def inputs(case: PagedCase, seed: int, xp: Any = np) -> dict[str, Any]:
         bad = rng.choice(np.array([-1, blocks, -(2**31), 2**31 - 1], np.int32), tables.shape)
         tables = np.where(rng.random(tables.shape) < 0.2, bad, tables).astype(np.int32)
     headed = (case.requests, case.queries, case.heads)
-    weights = rng.integers(-8, 9, headed).astype(np.float32)
+    weights = rng.integers(-8, 0 if case.values == "negative" else 9, headed).astype(np.float32)
     if case.values == "normal":
         weights = rng.standard_normal(headed).astype(np.float32)
     q = _draw(rng, (*headed, case.channels), case)

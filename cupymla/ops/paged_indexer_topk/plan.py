@@ -25,7 +25,6 @@ CHUNK_BYTES = 192 << 20
 
 _ROW_ALIGNMENT = 4  # scores: rows begin at multiples of 16 bytes
 _LEAST_THREADS = 512
-_CLUSTERS = (8, 4, 2)
 _ALONE_BYTES = 200 << 10
 """Of shared memory: no second CTA finds room, and its multiprocessor's is divided as for the scoring kernel's CTAs."""
 
@@ -96,7 +95,7 @@ def selected(problem: Problem, requests: int) -> selection_spec.Problem:
 def select(
     problem: selection_spec.Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()
 ) -> selection.Plan:
-    """The launch that selects: topk's, with clusters of fewer CTAs where rows are too many for larger ones.
+    """The launch that selects: topk's, with more threads, and shared memory of its own where CTAs keep rows.
 
     Takes what `topk.plan.plan` takes. Raises UnsupportedError.
     """
@@ -107,16 +106,10 @@ def select(
         source = variant(arch, own=short.own, clustered=short.cluster > 1)
         return replace(short, source=source, least_bytes=alone)
     chosen = replace(selection.long_plan(problem, arch, multiprocessors, without), source=variant(arch))
-    rows = problem.batch * problem.rows
-    if rows <= multiprocessors:
+    if problem.batch * problem.rows <= multiprocessors:
         # Alone on its multiprocessor, a CTA of few threads would wait for memory more often than for barriers.
         chosen = replace(chosen, threads=max(chosen.threads, _LEAST_THREADS))
-    if chosen.streamed and problem.columns >= selection.CLUSTER_ROW:
-        fitting = (size for size in _CLUSTERS if rows * size <= multiprocessors and size not in without)
-        cluster = next(fitting, 1)
-        if cluster > 1:
-            return replace(chosen, ctas=rows * cluster, cluster=cluster, threads=selection.MOST_THREADS)
-    return chosen
+    return replace(chosen, threads=selection.MOST_THREADS) if chosen.cluster > 1 else chosen
 
 
 def scoring(problem: Problem, arch: Arch) -> KernelSource:

@@ -141,6 +141,15 @@ def _geometric(rng: Any, xp: Any, shape: tuple[int, ...], topk: int) -> Any:
     return xp.exp2(exponents) * xp.where(rng.random(shape, dtype=np.float32) < 0.5, np.float32(-1), np.float32(1))
 
 
+def _negative_plateau(rng: Any, xp: Any, shape: tuple[int, ...], topk: int) -> Any:
+    """Half zeros and nothing above: whoever looks at a few columns has the same largest one."""
+    return xp.minimum(rng.standard_normal(shape, dtype=np.float32), np.float32(0))
+
+
+def _two_values(rng: Any, xp: Any, shape: tuple[int, ...], topk: int) -> Any:
+    return (rng.random(shape, dtype=np.float32) < 0.5).astype(np.float32)
+
+
 SCORES: dict[str, Callable[[Any, Any, tuple[int, ...], int], Any]] = {
     "normal": _normal,
     "plateau": _plateau,
@@ -156,6 +165,8 @@ SCORES: dict[str, Callable[[Any, Any, tuple[int, ...], int], Any]] = {
     "periodic": _periodic,
     "outliers": _outliers,
     "geometric": _geometric,
+    "negative_plateau": _negative_plateau,
+    "two_values": _two_values,
 }
 
 

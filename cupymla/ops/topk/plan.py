@@ -34,9 +34,9 @@ _SMALL_ROW = 32768
 """Columns up to which a CTA of few threads has its row's time in barriers, not in loads. On an H200, 4096 rows of
 32768 columns take 374 us instead of 425 (2026-11-29), and of 131072 columns 1245 instead of 1003."""
 
-_CLUSTER = 8
+_CLUSTERS = (8, 4, 2)
 CLUSTER_ROW = 32768
-"""Columns from which on a cluster shares a row, where clusters are for all rows at once."""
+"""Columns from which on a cluster shares a row that no CTAs keep, where clusters are for all rows at once."""
 
 _RESERVED_BYTES = 1024
 """Of shared memory, that the system takes for each CTA (CUDA C++ Programming Guide)."""
@@ -166,8 +166,8 @@ def _kept(columns: int, threads: int) -> int:
 
 def _rows(problem: Problem, arch: Arch) -> int:
     rows = problem.batch * problem.rows
-    if rows * _CLUSTER > MAX_CTAS:
-        raise UnsupportedError(f"{OPERATOR} on {rows} rows", arch.name, f"up to {MAX_CTAS // _CLUSTER}")
+    if rows * _CLUSTERS[0] > MAX_CTAS:
+        raise UnsupportedError(f"{OPERATOR} on {rows} rows", arch.name, f"up to {MAX_CTAS // _CLUSTERS[0]}")
     return rows
 
 
@@ -176,8 +176,8 @@ def long_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Colle
     source = variant(arch, scores=problem.dtype)
     rows = _rows(problem, arch)
     columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
-    clusters = has_clusters(arch) and columns >= CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
-    clusters = clusters and _CLUSTER not in without
+    fitting = (size for size in _CLUSTERS if rows * size <= multiprocessors and size not in without)
+    cluster = next(fitting, 1) if has_clusters(arch) and columns >= CLUSTER_ROW else 1
     # 16-byte groups may begin before the first column.
     words = -(-(columns + 2 * 8) // 32)
     piece = 0
@@ -200,7 +200,7 @@ def long_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Colle
         while piece and (_LEAST_CAPACITY + piece) * _PLACE_BYTES + 4 > room:
             piece //= 2
         return Plan(source, rows, chosen.threads, 1, _LEAST_CAPACITY, False, 0, piece)
-    return replace(chosen, ctas=rows * _CLUSTER, cluster=_CLUSTER) if clusters else chosen
+    return replace(chosen, ctas=rows * cluster, cluster=cluster)
 
 
 def _let_through(columns: int, topk: int, threads: int) -> int:
