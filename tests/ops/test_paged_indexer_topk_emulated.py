@@ -146,14 +146,15 @@ def test_chunks_change_nothing(ending: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(machine.launches) > 2
 
 
-def test_rows_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight CTAs read a row together, and the first one names its slots."""
+@pytest.mark.parametrize("cluster", [8, 4, 2])
+def test_rows_of_clusters(cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several CTAs read a row together, and the first one names its slots."""
     monkeypatch.setattr(selection, "CLUSTER_ROW", 1)
-    monkeypatch.setattr(selection, "short_plan", lambda problem, arch, multiprocessors: None)
+    monkeypatch.setattr(selection, "short_plan", lambda *_: None)
     case = replace(named("_registers"), name="cluster", keys=2000, topk=64, requests=2)
-    with emulated("sm_90a", 16) as machine:
+    with emulated("sm_90a", 2 * cluster) as machine:
         compare.require(machine.check("paged_indexer_topk", case))
-        assert machine.launches[-1].cluster == 8
+        assert machine.launches[-1].cluster == cluster
 
 
 @pytest.mark.parametrize(("page", "mode"), [(16, "eager"), (5, "lazy"), (16, "random")])

@@ -17,6 +17,9 @@ from .spec import OPERATOR, Problem
 SOURCE = "indexer_topk/sm90/indexer_topk.cu"
 TARGETS = scoring.TARGETS
 
+CLUSTER_COLUMNS = 32
+"""Of a thread, where the CTAs of a cluster keep a row: with 48, as topk has, the kernel spills with NVRTC 12.9."""
+
 CHUNK_BYTES = 192 << 20
 """Of scores that are held at a time. One row is the least, whatever it takes."""
 
@@ -99,7 +102,7 @@ def select(
 ) -> selection.Plan:
     """The launch that selects from a chunk's scores; arguments as of `topk.plan.plan`. Raises UnsupportedError."""
     require_target(OPERATOR, arch)
-    chosen = selection.plan(problem, arch, multiprocessors, without)
+    chosen = selection.plan(problem, arch, multiprocessors, without, CLUSTER_COLUMNS)
     return replace(chosen, source=variant(arch, own=chosen.own, clustered=bool(chosen.own) and chosen.cluster > 1))
 
 
@@ -115,6 +118,6 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         variant(arches.named(name), own=own, clustered=clustered)
         for name in TARGETS
         if arch_name in (None, name)
-        for own, clustered in selection.short_variants(clusters=True)
+        for own, clustered in selection.short_variants(True, CLUSTER_COLUMNS)
     )
     return (*selecting, *scoring.sources(arch_name))

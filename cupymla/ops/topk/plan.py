@@ -108,7 +108,9 @@ class Plan:
         return (self.capacity + self.sorted) * _PLACE_BYTES + (self.bitmap_words + 1) * 4
 
 
-def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+def plan(
+    problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = (), most: int = OWN_COLUMNS[1]
+) -> Plan:
     """Choose.
 
     Args:
@@ -116,14 +118,17 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
         arch: of the GPU.
         multiprocessors: of it.
         without: sizes of clusters that are not to be, as not all of them would run at once.
+        most: columns of a thread in a cluster.
 
     Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large.
     """
-    short = short_plan(problem, arch, multiprocessors, without)
+    short = short_plan(problem, arch, multiprocessors, without, most)
     return short or long_plan(problem, arch, multiprocessors, without)
 
 
-def short_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan | None:
+def short_plan(
+    problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = (), most: int = OWN_COLUMNS[1]
+) -> Plan | None:
     """The launch where a CTA or a cluster can keep a row; None for longer ones, and where ids are sorted by score.
 
     Takes what `plan` takes. Raises UnsupportedError when the grid cannot be that large.
@@ -135,8 +140,8 @@ def short_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Coll
         for cluster in _KEEPING_CLUSTERS:
             share = -(-problem.columns // cluster)
             fits = rows * cluster <= multiprocessors and cluster not in without
-            if fits and _LEAST_SHARE <= share <= OWN_COLUMNS[1] * MOST_THREADS:
-                return _keeping_cluster(problem, arch, cluster)
+            if fits and _LEAST_SHARE <= share <= most * MOST_THREADS:
+                return _keeping_cluster(problem, arch, cluster, most)
     own = next((own for own in OWN_COLUMNS if problem.columns <= own * MOST_THREADS), 0)
     if not own or (rows > multiprocessors and problem.columns > _MANY_OWN_COLUMNS):
         return None
@@ -146,8 +151,7 @@ def short_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Coll
     return chosen if chosen.array_bytes <= arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES else None
 
 
-def _keeping_cluster(problem: Problem, arch: Arch, cluster: int) -> Plan:
-    own = OWN_COLUMNS[1]
+def _keeping_cluster(problem: Problem, arch: Arch, cluster: int, own: int) -> Plan:
     columns = -(-problem.columns // cluster)
     most, least = (-(-columns // (32 * kept)) * 32 for kept in _KEPT_COLUMNS)
     bounded = -(-problem.topk // (32 * cluster)) * 32
@@ -227,8 +231,8 @@ def variant(arch: Arch, *, scores: str = "float32", own: int = 0, clustered: boo
     Args:
         arch: the target; sm_90 stands for sm_90a, too.
         scores: their dtype.
-        own: columns of a thread that keeps them, of `OWN_COLUMNS`; 0 for rows of any length.
-        clustered: whether the CTAs of a cluster keep a row together, with the larger of `OWN_COLUMNS`.
+        own: columns of a thread that keeps them, of `OWN_COLUMNS`, or `most` of `plan`; 0 for rows of any length.
+        clustered: whether the CTAs of a cluster keep a row together.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -246,10 +250,10 @@ def short_defines(own: int, clustered: bool) -> tuple[tuple[str, int], ...]:
     return (("CUPYMLA_SHORT", own), ("CUPYMLA_CLUSTER", int(clustered)))
 
 
-def short_variants(clusters: bool) -> tuple[tuple[int, bool], ...]:
-    """All `own` and `clustered` that plans choose, with clusters or without."""
+def short_variants(clusters: bool, most: int = OWN_COLUMNS[1]) -> tuple[tuple[int, bool], ...]:
+    """All `own` and `clustered` that plans choose, with clusters or without; `most` as of `plan`."""
     alone = tuple((own, False) for own in (0, *OWN_COLUMNS))
-    return (*alone, (OWN_COLUMNS[1], True)) if clusters else alone
+    return (*alone, (most, True)) if clusters else alone
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
