@@ -48,15 +48,24 @@ __device__ __forceinline__ int32_t* counts_of(ThisStorage& storage, uint32_t row
   return &storage.counts[0][0] + row * 2;
 }
 
+// Of fp16 rows, new for each: ptxas (12.9) spills where it keeps all addresses of a block for the next row.
+__device__ __forceinline__ ThisStorage& in_this_row(ThisStorage& storage) {
+  if constexpr (!is_same_v<Element, __half>) return storage;
+  int64_t address = reinterpret_cast<int64_t>(&storage);
+  make_opaque(address);
+  return *reinterpret_cast<ThisStorage*>(address);
+}
+
 template <typename Config, typename Work>
-__device__ __forceinline__ void produce(ThisStorage& storage, const Parameters& params, const TensorMap& q_map,
+__device__ __forceinline__ void produce(ThisStorage& all_rows, const Parameters& params, const TensorMap& q_map,
                                         const Work& work, bool rehearses) {
   const int32_t counted = rehearses ? 0 : ~0;  // bits of the counts: a rehearsal has no entries
-  sparse_mla_fwd::Producer<Config> of_query(storage, params, q_map);
+  sparse_mla_fwd::Producer<Config> of_query(all_rows, params, q_map);
   Phases phases;
   uint32_t token = work.token;
 #pragma unroll 1
   do {
+    ThisStorage& storage = in_this_row(all_rows);
     const int32_t* counts = counts_of(storage, token - work.token);
     const Entries entries(counts[0] & counted, counts[1] & counted, part_of_row(work), parts_of_row(work));
     sparse_mla_fwd::Selection<Config> selection(params, token);

@@ -119,14 +119,9 @@ class Plan:
         return self.clusters * self.division.cluster
 
 
-def known_heads(dtype: str) -> tuple[int, ...]:
-    """Query heads of a CTA for which there are kernels: of those of 64 with fp16 queries some spill with NVRTC 12.9."""
-    return CTA_HEADS[:-1] if dtype == "float16" else CTA_HEADS
-
-
-def cta_heads(h_q: int, known: tuple[int, ...] = CTA_HEADS) -> int:
+def cta_heads(h_q: int) -> int:
     """Query heads of a CTA where rows are many: the fewest that hold all of a row's, else the most there are."""
-    return next((heads for heads in known if heads >= h_q), known[-1])
+    return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
 
 
 def division(
@@ -168,8 +163,7 @@ def division(
         starts = 1 if even and waves <= MOST_ROWS and most_rows(choice, cache_format, dtype) > 1 else waves
         return starts * start + waves * own * block + join
 
-    known = known_heads(dtype)
-    whole = [Division(heads, 1) for heads in reversed(known) if heads <= cta_heads(h_q, known)]
+    whole = [Division(heads, 1) for heads in reversed(CTA_HEADS) if heads <= cta_heads(h_q)]
     pair = shared(h_q, cache_format, dtype, 1)
     if pair is not None and pairs:
         whole.append(pair)
@@ -249,7 +243,7 @@ def plan(
         chosen = division(*sizes, pairs, cache_format=cache_format, dtype=dtype, even=even)
     else:
         # No GPU is asked whether it can run so large a cluster: pairs make none that was portable too large for it.
-        chosen = Division(cta_heads(problem.h_q, known_heads(dtype)), parts)
+        chosen = Division(cta_heads(problem.h_q), parts)
         pair = shared(problem.h_q, cache_format, dtype, parts)
         if pair is not None and pair.cluster <= PORTABLE_CLUSTER:
             chosen = pair
@@ -289,7 +283,7 @@ def variant(
         arch: the target.
         cache_format: "bf16", "v32_fp8" or "v4_fp8".
         d_qk: channels of a key that the format has; the first of them by default.
-        heads: query heads of a CTA, 16, 32 or, with bf16 queries, 64; any of them serves any h_q.
+        heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q.
         dtype: of q, "bfloat16" or "float16".
         sharers: CTAs that convert rows for each other, 1, or with 64 heads, a cache of fp8 and q of bf16 2.
 
@@ -299,8 +293,7 @@ def variant(
     require_choice(OPERATOR, cache_format=(cache_format, tuple(FORMATS)))
     layout = FORMATS[cache_format]
     channels = layout.d_qk[0] if d_qk is None else d_qk
-    require_choice(OPERATOR, d_qk=(channels, layout.d_qk), dtype=(dtype, DTYPES))
-    require_choice(OPERATOR, heads=(heads, known_heads(dtype)))
+    require_choice(OPERATOR, d_qk=(channels, layout.d_qk), heads=(heads, CTA_HEADS), dtype=(dtype, DTYPES))
     require_choice(OPERATOR, sharers=(sharers, _sharers(cache_format, heads, dtype)))
     defines = (
         ("CUPYMLA_FORMAT", layout.code),
@@ -318,8 +311,7 @@ def merge_variant(arch: Arch, *, dtype: str = "bfloat16", heads: int = 64) -> Ke
     Errors as `variant`'s.
     """
     require_target(OPERATOR, arch)
-    require_choice(OPERATOR, dtype=(dtype, DTYPES))
-    require_choice(OPERATOR, heads=(heads, known_heads(dtype)))
+    require_choice(OPERATOR, dtype=(dtype, DTYPES), heads=(heads, CTA_HEADS))
     defines = (("CUPYMLA_FP16", int(dtype == "float16")), ("CUPYMLA_MANY_HEADS", int(heads == CTA_HEADS[-1])))
     return KernelSource(MERGE_SOURCE, MERGE, defines, arch.name)
 
@@ -331,13 +323,11 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def _sources(name: str) -> Iterator[KernelSource]:
     target = arches.named(name)
-    for layout, dtype in itertools.product(FORMATS.values(), DTYPES):
-        for heads, d_qk in itertools.product(known_heads(dtype), layout.d_qk):
-            for sharers in _sharers(layout.name, heads, dtype):
-                yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
-    for dtype in DTYPES:
-        for heads in known_heads(dtype)[1:]:
-            yield merge_variant(target, dtype=dtype, heads=heads)
+    for layout, heads, dtype in itertools.product(FORMATS.values(), CTA_HEADS, DTYPES):
+        for d_qk, sharers in itertools.product(layout.d_qk, _sharers(layout.name, heads, dtype)):
+            yield variant(target, cache_format=layout.name, d_qk=d_qk, heads=heads, dtype=dtype, sharers=sharers)
+    for dtype, heads in itertools.product(DTYPES, CTA_HEADS[1:]):
+        yield merge_variant(target, dtype=dtype, heads=heads)
 
 
 def _folds(cache_format: str, dtype: str) -> bool:
