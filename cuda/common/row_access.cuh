@@ -23,6 +23,10 @@ __device__ __forceinline__ void load_row_8(uint64_t& both, const uint8_t* from) 
   asm volatile("ld.global.L1::no_allocate.u64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
 }
 
+__device__ __forceinline__ void load_row_16(uint64_t& a, uint64_t& b, const uint8_t* from) {
+  asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from) : "memory");
+}
+
 // Addresses as `smem_address` gives them.
 __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& words) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),

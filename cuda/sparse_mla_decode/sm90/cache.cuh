@@ -102,13 +102,14 @@ struct Scales {
     }
   }
 
-  // That of one of these tiles, in the first word.
+  // Those of two of these tiles, the first of which has an even number, in the first word.
   template <typename Storage>
   __device__ __forceinline__ void load_late(Storage& storage, int buffer, uint32_t row, int number) {
 #pragma unroll
     for (uint32_t& word : of) word = 0;
     if constexpr (Cache::kPowersOfTwo) {
-      of[0] = __float_as_uint(storage.scale_word(buffer, 0, row)) >> 8 * number & 0xffu;
+      const bool is_pair = Cache::kWordTiles + number + 1 < Cache::kCodeTiles;  // behind the last one is nothing
+      of[0] = __float_as_uint(storage.scale_word(buffer, 0, row)) >> 8 * number & (is_pair ? 0xffffu : 0xffu);
     } else {
       of[0] = __float_as_uint(storage.scale_word(buffer, number / Cache::kWordTiles, row));
     }

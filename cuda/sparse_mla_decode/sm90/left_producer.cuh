@@ -13,43 +13,54 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   using typename Base::Places;
   using typename Base::State;
   using typename Base::Storage;
-  using Base::chunk, Base::high_of, Base::kCodes, Base::kPasses, Base::lane, Base::low_of, Base::storage;
+  using Base::chunk, Base::high_of, Base::kCopyBytes, Base::kPasses, Base::lane, Base::low_of, Base::storage;
   static constexpr int kTiles = Config::part_begin(Config::kLeftParts);
   static_assert(Base::kFolds && Config::kSharers == 1 && !Config::kSmallHead);
 
-  // What a lane has of a block.
+  // What a lane has of a block, as much as it copies at a time: eight codes of each tile, or sixteen side by side of one
+  // tile of two.
   struct Rows {
     uint64_t codes[kTiles][kPasses];
   };
 
   using Base::Base;
 
-  // Asks for a tile's share. Zeros of what is not valid.
-  __device__ __forceinline__ void load(Rows& rows, const Places& places, uint32_t valid_lanes, int tile) const {
+  // Asks for a part's share. Zeros of what is not valid.
+  __device__ __forceinline__ void load(Rows& rows, const Row& row, uint32_t valid_lanes, int part) const {
+    const Places places = this->template places_of<kCopyBytes>(row);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      rows.codes[tile][pass] = 0;
+      uint64_t &first = rows.codes[2 * part][pass], &second = rows.codes[2 * part + 1][pass];
+      const uint8_t* from = places.data[pass] + part * 128;
+      first = second = 0;
       if ((valid_lanes >> this->entry_of(pass) & 1u) != 0) {
-        load_row_8(rows.codes[tile][pass], places.data[pass] + tile * 64);
+        if constexpr (kCopyBytes == 16) {
+          load_row_16(first, second, from);
+        } else {
+          load_row_8(first, from);
+          load_row_8(second, from + 64);
+        }
       }
     }
   }
 
-  // What consumers and products take of a block as it is, once there is room: the right half is free when all that is
+  // What consumers and products take of a block as it is, once there is room: the right half is free when all that was
   // told here about the block before in that buffer has been read.
   template <typename Buffer>
-  __device__ __forceinline__ void begin(const Places& places, uint32_t valid_lanes, const Scales<Cache>& scales,
-                                        const Buffer& buffer) const {
-    const int stage = buffer.stage(0);
+  __device__ __forceinline__ void bring_right(const Row& row, uint32_t valid_lanes, const Buffer& buffer) const {
     this->enter(Config::kLeftParts, buffer);
-    Places wide = places;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) wide.data[pass] += chunk * (Base::kCopyBytes - kCodes);
-    this->template copy_tiles<kTiles>(wide, valid_lanes, stage);
-    storage.codes_in[stage].arrive_after_copies();
+    const Places places = this->template places_of<kCopyBytes>(row);
+    this->template copy_tiles<kTiles>(places, valid_lanes, buffer.stage(0));
+    storage.codes_in[buffer.stage(0)].arrive_after_copies();
+  }
+
+  // Scales and validity, for the owner of a buffer: it has read those before when it has freed either half.
+  template <typename Buffer>
+  __device__ __forceinline__ void tell_scales(uint32_t valid_lanes, const Scales<Cache>& scales,
+                                              const Buffer& buffer) const {
+    const int stage = buffer.stage(0);
     if (lane < Base::kWarpKeys) scales.store_late(storage, stage, this->first_key() + lane);
     if (lane == 0) storage.valid[stage][this->warp] = static_cast<uint16_t>(valid_lanes);
-    storage.codes_in[stage].arrive();
   }
 
   // All blocks of this CTA.
@@ -64,64 +75,83 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
-    uint32_t destination[2];
-    this->destinations(destination);
+    // Of a lane's eight codes of each tile; or of both halves of its sixteen codes of one tile. Those of the second tile
+    // come in the other order: neighbours meet each bank once.
+    const bool in_second = kCopyBytes == 16 && chunk / 4 != 0;
+    uint32_t destination[2][2];
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+#pragma unroll
+      for (int pass = 0; pass < 2; ++pass) {
+        const uint32_t place = kCopyBytes == 16 ? chunk % 4 * 2 + (chunk / 4 ^ which) : chunk;
+        destination[which][pass] =
+            swizzle_128(this->first_key() + this->entry_of(pass), place) + (in_second ? Config::kTileBytes : 0);
+      }
+    }
     uint32_t valid_lanes = __ballot_sync(0xffffffffu, row.valid);
     Scales<Cache> scales;
     scales.load(row, true);
     Rows rows;
-    auto buffer = this->take_buffer(state, phases, begin_block);
-    {
-      const Places first = this->template places_of<kCodes>(row);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) load(rows, first, valid_lanes, tile);
-      if (!this->rehearses) begin(first, valid_lanes, scales, buffer);
-    }
+    for (int part = 0; part < Config::kLeftParts; ++part) load(rows, row, valid_lanes, part);
     int32_t block = begin_block;
 #pragma unroll 1
     do {
       const bool is_live = this->is_live();
+      const auto buffer = this->take_buffer(state, phases, block);
       const int stage = buffer.stage(0);
-      const bool more = block + 1 < end_block;
-      // Consumers free both buffers of a pair one soon after the other.
-      const bool early = (block - begin_block) % 2 == 0;
+      // Of the first of two buffers the left half is free long before the right one, of the other both are at once.
+      const bool right_first = block == begin_block || (block - begin_block) % 2 != 0;
+      if (is_live) {
+        if (right_first) {
+          bring_right(row, valid_lanes, buffer);
+        } else {
+          this->enter(0, buffer);
+        }
+        tell_scales(valid_lanes, scales, buffer);
+        if (right_first) {
+          storage.codes_in[stage].arrive();
+          this->enter(0, buffer);
+        }
+      }
+      const uint32_t odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
       const uint32_t next_valid = __ballot_sync(0xffffffffu, next.valid);
-      const Places places = this->template places_of<kCodes>(next);
       Scales<Cache> next_scales;
       next_scales.load(next, true);
-      const uint32_t odd_lanes = __ballot_sync(0xffffffffu, !scales.fold());
-      auto next_buffer = buffer;
-      const auto begin_next = [&] {
-        next_buffer = this->take_buffer(state, phases, block + 1);
-        begin(places, next_valid, next_scales, next_buffer);
-      };
-      if (is_live) this->enter(0, buffer);
 #pragma unroll
       for (int part = 0; part < Config::kLeftParts; ++part) {
         uint32_t scale_words[kPasses], nan = 0;
         this->take_scales(scales, scale_words);
         scales.next_part();
 #pragma unroll
-        for (int tile = 2 * part; tile < 2 * part + 2; ++tile) {
+        for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll
-          for (int pass = 0; pass < kPasses; ++pass) {
-            const uint32_t low = low_of(rows.codes[tile][pass]), high = high_of(rows.codes[tile][pass]);
-            store_shared_16_if(
-                is_live,
-                destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + smem_address(storage.k[stage][tile]),
-                eight_bf16(Base::folded(scale_words[pass], tile % 2), low, high));
+          for (int which = 0; which < 2; ++which) {
+            uint64_t codes = rows.codes[2 * part + which][pass];
+            uint32_t to_tile = smem_address(storage.k[stage][2 * part]);
+            if constexpr (kCopyBytes == 16) {
+              if (in_second) codes = rows.codes[2 * part + 1 - which][pass];
+            } else {
+              to_tile += which * Config::kTileBytes;
+            }
+            const uint32_t low = low_of(codes), high = high_of(codes);
+            store_shared_16_if(is_live, destination[which][pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile,
+                               eight_bf16(Base::folded(scale_words[pass], which), low, high));
             nan |= nan_bits(low) | nan_bits(high);
           }
-          load(rows, places, next_valid, tile);
         }
+        load(rows, next, next_valid, part);
         if (is_live) {
-          if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) this->repair(part, row, odd_lanes, buffer);
+          if (__any_sync(0xffffffffu, odd_lanes != 0 || has_nan(nan))) {
+            this->template repair<kCopyBytes>(part, row, odd_lanes, buffer);
+          }
           storage.full[stage][part].arrive();
         }
-        if (part == 0 && more && early) begin_next();
       }
-      if (more && !early) begin_next();
-      buffer = next_buffer;
+      if (is_live && !right_first) {
+        bring_right(row, valid_lanes, buffer);
+        storage.codes_in[stage].arrive();
+      }
       valid_lanes = next_valid;
       scales = next_scales;
       row = next;

@@ -29,31 +29,42 @@ struct OwnShare : Producer<Config, Cache, Element> {
                                                const sparse_mla_fwd::Query& query)
       : Base(storage, params, query, Entries(0, 0, 0, 1)) {}
 
-  // A warp's rows of the block in a buffer, tile by tile: a tile comes over its own codes and those of tiles before.
+  // A warp's rows of the block in a buffer, two tiles at a time: a tile comes over its own codes and those of tiles
+  // before.
   __device__ __forceinline__ void run(int stage, uint32_t parity) const {
     storage.codes_in[stage].wait(parity);
     uint32_t destination[2];
     this->destinations(destination);
     // A loop: its code is there three times for each consumer.
 #pragma unroll 1
-    for (int i = 0; i < kTiles; ++i) {
-      const uint32_t to_tile = smem_address(storage.k[stage][kFirst + i]);
-      Codes codes;
-      this->read(codes, stage, kFirst + i);
+    for (int i = 0; i < kTiles; i += 2) {
+      const bool has_second = kTiles % 2 == 0 || i + 1 < kTiles;
+      Codes codes[2];
+      this->read(codes[0], stage, kFirst + i);
+      this->read(codes[1], stage, kFirst + i + 1, has_second);
       uint32_t nan = 0;
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) nan |= nan_bits(codes.low[pass]) | nan_bits(codes.high[pass]);
+      for (const Codes& each : codes) {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) nan |= nan_bits(each.low[pass]) | nan_bits(each.high[pass]);
+      }
       Scales<Cache> exact;
       exact.load_late(storage, stage, this->first_key() + this->lane % Base::kWarpKeys, i);
       Scales<Cache> scales = exact;
       const bool odd = !scales.fold() || has_nan(nan);
       __syncwarp();  // all lanes have read
-      if (!__any_sync(0xffffffffu, odd)) {
-        uint32_t scale_words[kPasses];
-        this->take_scales(scales, scale_words);
-        this->convert(codes, scales, scale_words, nan, destination, to_tile, 0);
-      } else {
-        convert_any(codes, exact, destination, to_tile);
+      const bool any_odd = __any_sync(0xffffffffu, odd);
+      uint32_t scale_words[kPasses];
+      this->take_scales(scales, scale_words);
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        if (which == 1 && !has_second) break;
+        const uint32_t to_tile = smem_address(storage.k[stage][kFirst + i + which]);
+        if (!any_odd) {
+          this->convert(codes[which], scales, scale_words, nan, destination, to_tile, which);
+        } else {
+          convert_any(codes[which], exact, destination, to_tile, which);
+        }
       }
     }
     fence_async_shared();
@@ -61,12 +72,12 @@ struct OwnShare : Producer<Config, Cache, Element> {
 
   // A tile whatever codes and scales are; hardly ever.
   __device__ __forceinline__ void convert_any(const Codes& codes, const Scales<Cache>& exact,
-                                              const uint32_t (&destination)[2], uint32_t to_tile) const {
+                                              const uint32_t (&destination)[2], uint32_t to_tile, int which) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       store_shared_16(
           destination[pass % 2] + pass / 2 * kSwizzleAtomBytes + to_tile,
-          eight_elements<Element>(codes.low[pass], codes.high[pass], this->scale_of(exact, pass, 0)));
+          eight_elements<Element>(codes.low[pass], codes.high[pass], this->scale_of(exact, pass, which)));
     }
   }
 };

@@ -75,6 +75,8 @@ struct Producer {
   using State = sparse_mla_fwd::PipelineState<Config>;
   static constexpr bool kCopies = Cache::kFormat == kBf16 && is_same_v<Element, __nv_bfloat16>;
   static constexpr bool kFolds = folds<Cache, Element>();
+  // Where consumers convert, half of a row is loaded a block ahead.
+  static constexpr bool kPrefetches = !kCopies && !(Config::kConsumersConvert && Cache::kHas16ByteRows);
   static constexpr int kWarpKeys = 16;  // that a warp looks for
   static constexpr int kOwnKeys = kWarpKeys / Config::kSharers;  // and brings in
   static constexpr int kPasses = kOwnKeys / 4;
@@ -143,7 +145,7 @@ struct Producer {
   // And its row, which is asked for from L2 already.
   __device__ __forceinline__ Row row_of(int32_t block, int32_t slot) const {
     const Row row = find_row<Cache>(params.sources[block >= entries.first_blocks], slot, any_row);
-    if (!kCopies && row.valid && is_own()) prefetch(row);
+    if (kPrefetches && row.valid && is_own()) prefetch(row);
     return row;
   }
 
@@ -331,8 +333,8 @@ struct Producer {
   }
 
   // Once more the codes of a part's tiles, of rows whose scale does not fold and of eight codes with NaN among them. By
-  // all lanes; hardly ever.
-  template <typename Buffer>
+  // all lanes; hardly ever. A lane makes those again that it has made, of `kLaneBytes` codes side by side.
+  template <uint32_t kLaneBytes = kCodes, typename Buffer>
   __device__ __forceinline__ void repair(int part, const Row& row, uint32_t odd_lanes,
                                          const Buffer& buffer) const {
 #pragma unroll 1
@@ -342,12 +344,13 @@ struct Producer {
         const int entry = entry_of(pass);
         const Found found = find(row, pass);
         if (!found.valid) continue;
+        const uint32_t first = kLaneBytes == 16 ? tile / 2 * 128 + chunk * 16 + tile % 2 * 8 : tile * 64 + chunk * 8;
         uint32_t low, high;
-        load_row_8(low, high, found.data + tile * 64 + chunk * 8);
+        load_row_8(low, high, found.data + first);
         if ((odd_lanes >> entry & 1u) == 0 && !has_nan(nan_bits(low) | nan_bits(high))) continue;
-        store_shared_16(smem_address(storage.k[buffer.stage(0)][0]) + tile * Config::kTileBytes +
-                            swizzle_128(first_key() + entry, chunk),
-                        any_elements(found, low, high, tile));
+        store_shared_16(smem_address(storage.k[buffer.stage(0)][0]) + first / 64 * Config::kTileBytes +
+                            swizzle_128(first_key() + entry, first / 8 % 8),
+                        any_elements(found, low, high, first / 64));
       }
     }
   }
