@@ -323,3 +323,23 @@ def test_scales_are_any_numbers(name: str, group: int) -> None:
     compare.require(SUBJECT.reports(given, results))
     assert np.isnan(results["out"][0, 0].astype(np.float32)).all()
     assert case.rows == 1 or np.isfinite(results["lse"]).any()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["v32_d576_h64_b1_n1_k100_zero_scale", "v4_d512_h64_b2_n1_k70"])
+def test_elements_of_large_scales_keep_their_place(name: str) -> None:
+    """Those that are made again, where every row of values counts about as much."""
+    (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
+    assert isinstance(case, DecodeCase)
+    given = SUBJECT.cases.inputs(replace(case, splits=1), 5)
+    cache, rng = given["k_cache"], np.random.default_rng(0)
+    blocks, page = cache.shape[:2]
+    if given["cache_format"] == "v32_fp8":
+        numbers = rng.choice(np.array([0.5, 3.0, 100.0, 300.0], np.float32), (blocks, page, 4))
+        cache[..., 512:528] = numbers.view(np.uint8)
+    else:
+        exponents = cache.reshape(blocks, -1)[:, page * 576 :]
+        exponents[:] = rng.choice(np.array([125, 128, 133, 136], np.uint8), exponents.shape)
+    given["sm_scale"] = 1e-7
+    with emulated("sm_90a", 132, Settings("random", seed=1, races="hardware")) as machine:
+        compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))

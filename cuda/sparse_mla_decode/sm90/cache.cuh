@@ -7,7 +7,8 @@
 // v4_fp8     | rows of 576 bytes: 448 e4m3 and 64 bf16; behind all rows eight bytes of exponents for each, one of 64
 //            | channels, the last one unused
 //
-// A row becomes tiles of 64 channels. A lane takes eight channels of a tile: eight bytes of codes, or 16 of bf16.
+// A row becomes tiles of 64 channels. A lane takes eight channels of a tile, eight bytes of codes or 16 of
+// bf16; or sixteen codes of one.
 #pragma once
 
 #include "../../common/page_place.cuh"

@@ -35,10 +35,10 @@ struct ManyHeads : KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg> {
   // Rows that a CTA may take, one after the other, so that the producer brings in the next one while the last one ends.
   // Consumers that convert have no registers for that, and no second set of row statistics.
   static constexpr uint32_t kMostRows = kConsumersConvertArg ? 1 : 4;
-  // The producer has a block's codes in registers, all of them or half.
+  // Where codes are converted into bf16, the producer has a block's in registers, all of them or half.
   static constexpr int kProducerRegisters = kConsumersConvertArg ? 88 : 104;
-  static constexpr int kConsumer = kConsumersConvertArg ? 208 : 200;
-  static constexpr int kConsumerRegisters[] = {kConsumer, kConsumer};
+  static constexpr int kForConsumer = kConsumersConvertArg ? 208 : 200;
+  static constexpr int kConsumerRegisters[] = {kForConsumer, kForConsumer};
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
   static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };

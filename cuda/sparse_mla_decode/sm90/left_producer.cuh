@@ -17,8 +17,9 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   static constexpr int kTiles = Config::part_begin(Config::kLeftParts);
   static_assert(Base::kFolds && Config::kSharers == 1 && !Config::kSmallHead);
 
-  // What a lane has of a block, as much as it copies at a time: eight codes of each tile, or sixteen side by side of one
-  // tile of two.
+  // What a lane has of a block, as much as it copies at a time: eight codes of each tile, or sixteen side by side of
+  // one tile of two.
+  static_assert(kCopyBytes == 8 || !Cache::kPowersOfTwo, "both tiles of a part have one scale");
   struct Rows {
     uint64_t codes[kTiles][kPasses];
   };
@@ -44,8 +45,7 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     }
   }
 
-  // What consumers and products take of a block as it is, once there is room: the right half is free when all that was
-  // told here about the block before in that buffer has been read.
+  // What consumers and products take of a block as it is, once the right half of its buffer is free.
   template <typename Buffer>
   __device__ __forceinline__ void bring_right(const Row& row, uint32_t valid_lanes, const Buffer& buffer) const {
     this->enter(Config::kLeftParts, buffer);
@@ -54,7 +54,8 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     storage.codes_in[buffer.stage(0)].arrive_after_copies();
   }
 
-  // Scales and validity, for the owner of a buffer: it has read those before when it has freed either half.
+  // Scales and validity, for the owner of a buffer, who has read those before once it frees its half: of the first
+  // buffer the left one, of the second the right one.
   template <typename Buffer>
   __device__ __forceinline__ void tell_scales(uint32_t valid_lanes, const Scales<Cache>& scales,
                                               const Buffer& buffer) const {
@@ -75,8 +76,8 @@ struct LeftProducer : Producer<Config, Cache, Element> {
     }
     Row row = ahead.row, next = ahead.next;
     int32_t slot = ahead.slot;
-    // Of a lane's eight codes of each tile; or of both halves of its sixteen codes of one tile. Those of the second tile
-    // come in the other order: neighbours meet each bank once.
+    // Of a lane's eight codes of each tile; or of both halves of its sixteen codes of one tile. Those of the second
+    // tile come in the other order: neighbours meet each bank once.
     const bool in_second = kCopyBytes == 16 && chunk / 4 != 0;
     uint32_t destination[2][2];
 #pragma unroll

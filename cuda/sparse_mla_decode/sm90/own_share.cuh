@@ -25,6 +25,17 @@ struct OwnShare : Producer<Config, Cache, Element> {
   static_assert(Base::kFolds && (kTiles == 3 || kTiles == 4));
   static_assert(kFirst == 4 && Config::kBuffers <= Config::kConsumers, "where their scales are");
 
+  // Where two tiles come, no codes of later ones wait.
+  static constexpr bool codes_are_read_first() {
+    for (int first = kFirst; first < Cache::kCodeTiles; first += 2) {
+      for (int later = first + 2; later < Cache::kCodeTiles; ++later) {
+        if (Base::kCodesFirst + later / 2 <= first + 1) return false;
+      }
+    }
+    return true;
+  }
+  static_assert(codes_are_read_first());
+
   __device__ __forceinline__ explicit OwnShare(Storage& storage, const Parameters& params,
                                                const sparse_mla_fwd::Query& query)
       : Base(storage, params, query, Entries(0, 0, 0, 1)) {}
@@ -35,7 +46,7 @@ struct OwnShare : Producer<Config, Cache, Element> {
     storage.codes_in[stage].wait(parity);
     uint32_t destination[2];
     this->destinations(destination);
-    // A loop: its code is there three times for each consumer.
+    // A loop: its code is there three times.
 #pragma unroll 1
     for (int i = 0; i < kTiles; i += 2) {
       const bool has_second = kTiles % 2 == 0 || i + 1 < kTiles;
