@@ -84,9 +84,9 @@ COMPARISONS = (
         "sparse attention, backward",
     ),
     Comparison(
-        "decode, fp8 cache: 128 requests, 64 heads, 2048 tokens",
+        "decode, fp8 cache: 8 requests, 64 heads, 2048 tokens",
         "sparse_mla_decode",
-        "v32_d576_h64_b128_n1_k2048",
+        "v32_d576_h64_b8_n1_k2048",
         "FlashMLA, scheduled before",
         "FlashMLA, schedule ready",
         "sparse attention, fp8 decode",
