@@ -109,8 +109,8 @@ struct Scales {
 #pragma unroll
     for (uint32_t& word : of) word = 0;
     if constexpr (Cache::kPowersOfTwo) {
-      const bool is_pair = Cache::kWordTiles + number + 1 < Cache::kCodeTiles;  // behind the last one is nothing
-      of[0] = __float_as_uint(storage.scale_word(buffer, 0, row)) >> 8 * number & (is_pair ? 0xffffu : 0xffu);
+      const bool has_second = Cache::kWordTiles + number + 1 < Cache::kCodeTiles;  // behind the last one is nothing
+      of[0] = __float_as_uint(storage.scale_word(buffer, 0, row)) >> 8 * number & (has_second ? 0xffffu : 0xffu);
     } else {
       of[0] = __float_as_uint(storage.scale_word(buffer, number / Cache::kWordTiles, row));
     }
