@@ -289,6 +289,17 @@ def test_ctas_that_share_rows_go_by_one_length_when_it_changes_under_way() -> No
     assert found in steady
 
 
+def fill_scales(given: dict[str, Any], numbers: list[float], exponents: list[int]) -> None:
+    """Scales by chance, of all rows of the cache: fp32 numbers, or with v4_fp8 exponents."""
+    cache, rng = given["k_cache"], np.random.default_rng(0)
+    blocks, page = cache.shape[:2]
+    if given["cache_format"] == "v32_fp8":
+        cache[..., 512:528] = rng.choice(np.array(numbers, np.float32), (blocks, page, 4)).view(np.uint8)
+    else:
+        places = cache.reshape(blocks, -1)[:, page * 576 :]
+        places[:] = rng.choice(np.array(exponents, np.uint8), places.shape)
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("name", "group"),
@@ -305,18 +316,15 @@ def test_scales_are_any_numbers(name: str, group: int) -> None:
     (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
     assert isinstance(case, DecodeCase)
     given = SUBJECT.cases.inputs(replace(case, splits=1), 5)
-    cache, rng = given["k_cache"], np.random.default_rng(0)
+    fill_scales(given, [2.0**-126, 1e-41, 3.3e-30, 7.7e9, -2.5, 0.0], [0, 1, 100, 127, 130, 160])
+    cache = given["k_cache"]
     blocks, page = cache.shape[:2]
     block, place = divmod(int(given["indices"][0, 0, 3]), page)
     if given["cache_format"] == "v32_fp8":
-        numbers = np.array([2.0**-126, 1e-41, 3.3e-30, 7.7e9, -2.5, 0.0], np.float32)
-        cache[..., 512:528] = rng.choice(numbers, (blocks, page, 4)).view(np.uint8)
         at = 512 + 4 * group
         cache[block, place, at : at + 4] = np.array([0x7F800001], np.uint32).view(np.uint8)
     else:
-        exponents = cache.reshape(blocks, -1)[:, page * 576 :]
-        exponents[:] = rng.choice(np.array([0, 1, 100, 127, 130, 160], np.uint8), exponents.shape)
-        exponents[block, place * 8 + group] = 255
+        cache.reshape(blocks, -1)[block, page * 576 + place * 8 + group] = 255
     given["sm_scale"] = 1e-12
     with emulated("sm_90a", 132) as machine:
         results = machine.results(SUBJECT, given)
@@ -332,14 +340,7 @@ def test_elements_of_large_scales_keep_their_place(name: str) -> None:
     (case,) = SUBJECT.those(SUBJECT.cases.CASES, [name])
     assert isinstance(case, DecodeCase)
     given = SUBJECT.cases.inputs(replace(case, splits=1), 5)
-    cache, rng = given["k_cache"], np.random.default_rng(0)
-    blocks, page = cache.shape[:2]
-    if given["cache_format"] == "v32_fp8":
-        numbers = rng.choice(np.array([0.5, 3.0, 100.0, 300.0], np.float32), (blocks, page, 4))
-        cache[..., 512:528] = numbers.view(np.uint8)
-    else:
-        exponents = cache.reshape(blocks, -1)[:, page * 576 :]
-        exponents[:] = rng.choice(np.array([125, 128, 133, 136], np.uint8), exponents.shape)
+    fill_scales(given, [0.5, 3.0, 100.0, 300.0], [125, 128, 133, 136])
     given["sm_scale"] = 1e-7
     with emulated("sm_90a", 132, Settings("random", seed=1, races="hardware")) as machine:
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
