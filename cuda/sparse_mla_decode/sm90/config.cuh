@@ -33,7 +33,7 @@ struct ManyHeads : KeyBuffers<kDQk, kSharersArg, kConsumersConvertArg> {
   static constexpr bool kSkipsFresh = true;  // a CTA with few blocks waits for instructions
   static constexpr int kMaxCluster = 16;
   // Rows that a CTA may take, one after the other, so that the producer brings in the next one while the last one ends.
-  // Consumers that convert have no registers for that, and no second set of row statistics.
+  // Consumers that convert have no second set of row statistics for that.
   static constexpr uint32_t kMostRows = kConsumersConvertArg ? 1 : 4;
   // Where codes are converted into bf16, the producer has a block's in registers, all of them or half.
   static constexpr int kProducerRegisters = kConsumersConvertArg ? 88 : 104;

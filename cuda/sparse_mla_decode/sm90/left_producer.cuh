@@ -16,10 +16,10 @@ struct LeftProducer : Producer<Config, Cache, Element> {
   using Base::chunk, Base::high_of, Base::kCopyBytes, Base::kPasses, Base::lane, Base::low_of, Base::storage;
   static constexpr int kTiles = Config::part_begin(Config::kLeftParts);
   static_assert(Base::kFolds && Config::kSharers == 1 && !Config::kSmallHead);
+  static_assert(kCopyBytes == 8 || !Cache::kPowersOfTwo, "both tiles of a part have one scale");
 
   // What a lane has of a block, as much as it copies at a time: eight codes of each tile, or sixteen side by side of
   // one tile of two.
-  static_assert(kCopyBytes == 8 || !Cache::kPowersOfTwo, "both tiles of a part have one scale");
   struct Rows {
     uint64_t codes[kTiles][kPasses];
   };
